@@ -1,0 +1,1 @@
+"""Pure detectors: records in, findings out."""

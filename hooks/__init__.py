@@ -1,0 +1,1 @@
+"""What runs inside a rank. Needs only the standard library and the torch that is there."""

@@ -1,0 +1,1 @@
+"""The reference trainer: data, tensor, pipeline and expert parallel in one job."""
