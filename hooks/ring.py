@@ -16,6 +16,7 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ class Sizes(NamedTuple):
         )
 
 
-def default_directory(run_id: str | None = None, environ: dict[str, str] | os._Environ[str] = os.environ) -> Path:
+def default_directory(run_id: str | None = None, environ: Mapping[str, str] = os.environ) -> Path:
     """Where the rings of a run live: RANKSIGHT_RING_DIR, else a folder of this user and run on tmpfs."""
     if environ.get(ENV_RING_DIR):
         return Path(environ[ENV_RING_DIR])
