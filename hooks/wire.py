@@ -26,8 +26,8 @@ All times are CLOCK_MONOTONIC nanoseconds; 0 means "not yet" or "never".
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import NamedTuple
 
 MAGIC = b"RSIGHT\x00\x01"
 VERSION = 1
@@ -45,7 +45,8 @@ _C_TYPES = {
 }
 
 
-class Field(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Field:
     """One field: `code` is a struct format character, `count` > 1 makes an array, `writer` says who stores it."""
 
     name: str
@@ -66,14 +67,15 @@ class Field(NamedTuple):
         return self.offset + _SIZES[self.code] * self.count
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Layout:
     """A block of `size` bytes and its fields; offsets are relative to the block."""
 
     name: str
     size: int
     fields: tuple[Field, ...]
 
-    def __getitem__(self, name: str) -> Field:  # type: ignore[override]
+    def __getitem__(self, name: str) -> Field:
         """The field called `name`; KeyError names the layout."""
         for field in self.fields:
             if field.name == name:

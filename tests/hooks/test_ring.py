@@ -99,7 +99,7 @@ def test_a_full_file_system_is_an_error_and_leaves_nothing(tmp_path: Path, monke
     def no_room(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(ring_module.os, "posix_fallocate", no_room)
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
     with pytest.raises(OSError, match="No space left"):
         create(tmp_path / "run", SMALL)
     assert list((tmp_path / "run").iterdir()) == []
