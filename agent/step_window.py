@@ -11,7 +11,7 @@ late in another has no busy time to show for it, so the chain of waits leads to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ def busy_seconds(step: Ints, enqueue_ns: Ints, complete_ns: Ints, released_befor
     steps, where = np.unique(step, return_inverse=True)
     longest = np.zeros(len(steps))
     np.maximum.at(longest, where, gap)
-    return Busy(steps, np.bincount(where, weights=gap, minlength=len(steps)), longest)
+    return Busy(steps, np.bincount(where, weights=gap, minlength=len(steps)).astype(np.float64), longest)
 
 
 def _nan(shape: tuple[int, int]) -> Floats:
@@ -74,7 +74,8 @@ class StepWindow:
     loss: Floats
     grad_norm: Floats
     rss_bytes: Floats
-    exempt: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))  # [S] start-up, compile, evaluation, ...
+    nonfinite: NDArray[np.bool_]  # the rank's own loss or gradient norm was inf or nan
+    exempt: NDArray[np.bool_]  # [S] start-up, compile, evaluation, ...
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -93,6 +94,7 @@ class StepWindow:
             )
         }  # fmt: skip
         values |= {"hosts": ("",) * len(ranks), "peers": (0,) * len(ranks), "exempt": np.zeros(len(steps), bool)}
+        values["nonfinite"] = np.zeros(shape, bool)
         return cls(steps, ranks, **(values | arrays))  # type: ignore[arg-type]
 
 
