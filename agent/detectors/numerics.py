@@ -2,8 +2,8 @@
 
     StepWindow -> nonfinite, spikes, divergence, memory_growth -> findings
 
-Spikes are judged on the logarithm of the loss against its rolling median, with a spread that outliers can't widen
-(median absolute deviation), and confirmed by the gradient norm where it is known: a loss that merely wanders does not
+Spikes are judged on the logarithm of the loss against its rolling median, with a spread that neither outliers nor a
+falling loss can widen (median absolute difference of neighbours), and confirmed by the gradient norm where it is known: a loss that merely wanders does not
 move the norm. Every rank's own loss is looked at: a spike on one rank hides in the mean.
 """
 
@@ -23,6 +23,7 @@ class NumericsLimits:
 
     history: int = 32  # steps of history before anything is called a spike (128 are used when there are as many)
     history_most: int = 128
+    level: int = 16  # steps that make the level a spike is compared with
     loss_z: float = 6.0  # robust z of the log-loss residual
     loss_ratio: float = 1.5  # and at least half as much again: tiny spreads make large z
     grad_z: float = 4.0  # confirms a loss spike
@@ -72,8 +73,9 @@ def _residuals(values: Floats, limits: NumericsLimits) -> tuple[Floats, Floats]:
         past = past[np.isfinite(past)]
         if len(past) < limits.history or not np.isfinite(logs[row]):
             continue
-        middle = np.median(past)
-        spread = max(1.4826 * float(np.median(np.abs(past - middle))), 1e-3)
+        middle = np.median(past[-limits.level :])
+        jumps = np.abs(np.diff(past))  # of neighbours: a falling loss must not widen the spread
+        spread = max(1.4826 * float(np.median(jumps)) / np.sqrt(2), 1e-3)
         z[row], ratio[row] = (logs[row] - middle) / spread, np.exp(logs[row] - middle)
     return z, ratio
 
