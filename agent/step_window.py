@@ -11,6 +11,7 @@ late in another has no busy time to show for it, so the chain of waits leads to 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,14 +103,34 @@ def excess(values: Floats, peers: tuple[int, ...]) -> Floats:
     """How much each rank's value exceeds the median of its peers without itself, [S, R]; NaN where it has none."""
     out = np.full(values.shape, np.nan)
     labels = np.asarray(peers)
-    for column in range(values.shape[1]):
-        others = labels == labels[column]
-        others[column] = False
-        if others.any():
-            with np.errstate(all="ignore"):
-                known = values[:, others]
-                middle = np.full(len(values), np.nan)
-                rows = ~np.isnan(known).all(axis=1)
-                middle[rows] = np.nanmedian(known[rows], axis=1)
-                out[:, column] = values[:, column] - middle
+    for label in np.unique(labels):
+        columns = np.flatnonzero(labels == label)
+        for row_mask, known in _by_known_columns(values[:, columns]):
+            if known.sum() > 1:
+                rows = np.flatnonzero(row_mask)[:, None]
+                block = values[rows, columns[known]]
+                out[rows, columns[known]] = block - _median_of_others(block)
     return out
+
+
+def _by_known_columns(values: Floats) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+    """Groups of rows whose known (not NaN) columns are the same: mask of rows, mask of columns."""
+    known = ~np.isnan(values)
+    patterns, where = np.unique(known, axis=0, return_inverse=True)
+    for number, pattern in enumerate(patterns):
+        yield where.reshape(-1) == number, pattern
+
+
+def _median_of_others(values: Floats) -> Floats:
+    """For each element of a row the median of the row without it: which sorted values are in the middle depends only
+    on the half that the element is in, so one sort serves the whole row."""
+    count = values.shape[1] - 1
+    order = np.argsort(values, axis=1)
+    ordered = np.take_along_axis(values, order, axis=1)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(values.shape[1])[None, :].repeat(len(values), axis=0), axis=1)
+
+    def remaining(k: int) -> Floats:
+        return np.where(place > k, ordered[:, [k]], ordered[:, [k + 1]])
+
+    return remaining(count // 2) if count % 2 else (remaining(count // 2 - 1) + remaining(count // 2)) / 2
