@@ -10,6 +10,7 @@ afterwards. Memory is bounded: KEPT_STEPS rows per rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from ranksight.agent.slots import COLLECTIVE, Rows
 from ranksight.agent.step_window import Floats, Ints, StepWindow, busy_seconds
 from ranksight.hooks import wire
+from ranksight.hooks.records import Group
 
 KEPT_STEPS = 512
 WARM_UP_STEPS = 5  # lazy connections, autotuning, caches: their times say nothing about the hardware
@@ -30,7 +32,7 @@ LONG_PHASES = (
 )
 LONG_PHASE_SECONDS = 0.05  # an evaluation shorter than this can't hide or fake a straggler
 COLUMNS = (
-    "duration", "busy", "data", "gc", "checkpoint", "cpu", "received_rows", "loss", "grad_norm", "rss_bytes",
+    "duration", "busy", "data", "gc", "checkpoint", "cpu", "loss", "grad_norm", "rss_bytes",
 )  # fmt: skip
 _COLUMN = {name: number for number, name in enumerate(COLUMNS)}
 _UNEVEN = np.array(sorted(wire.UNEVEN_OPS))
@@ -72,14 +74,15 @@ class StepTable:
         self._ranks: dict[int, _RankSteps] = {}
         self._transfer: dict[int, float] = {}
         self._peers: dict[int, int] = {}
+        self._uneven: dict[int, dict[tuple[str, int], dict[int, tuple[int, int]]]] = {}
 
     def set_peers(self, peers: dict[int, int]) -> None:
         """Say which ranks do the same work: those with the same label."""
         self._peers = peers
 
     def add_rank(
-        self, rank: int, host: str, collectives: Rows, events: Rows, open_step: int | None, current_step: int,
-        rss_bytes: int | None,
+        self, rank: int, host: str, collectives: Rows, events: Rows, groups: Sequence[Group], open_step: int | None,
+        current_step: int, rss_bytes: int | None,
     ) -> None:  # fmt: skip
         """Take what one poll found of a rank: settled rows, ended events, the oldest step with an open operation."""
         mine = self._ranks.setdefault(rank, _RankSteps(host))
@@ -87,6 +90,7 @@ class StepTable:
             mine.first_step = current_step
         if len(collectives):
             mine.pending.append(collectives)
+            self._add_uneven(rank, collectives[np.isin(collectives["op"], _UNEVEN)], groups)
         self._add_events(mine, events)
         if rss_bytes is not None and current_step >= 0:
             mine.values[mine.row(current_step), _COLUMN["rss_bytes"]] = rss_bytes
@@ -121,6 +125,7 @@ class StepTable:
             values[present, at] = mine.values[rows[present]]
             nonfinite[present, at] = mine.nonfinite[rows[present]]
             exempt[present] |= mine.exempt[rows[present]]
+        received = self._received(steps, ranks)
         transfer = np.array([self._transfer.get(step, np.nan) for step in steps.tolist()])
         return StepWindow.of(
             steps,
@@ -130,8 +135,34 @@ class StepTable:
             transfer=np.repeat(transfer[:, None], len(ranks), axis=1),
             nonfinite=nonfinite,
             exempt=exempt,
+            received_rows=received,
             **{name: values[:, :, number] for name, number in _COLUMN.items()},
         )
+
+    def _add_uneven(self, rank: int, rows: Rows, groups: Sequence[Group]) -> None:
+        """Remember the rows that a rank sent and received in all-to-alls with splits."""
+        for row in rows[(rows["n_recv"] > 0) & (rows["n_extra"] == 0) & (rows["step"] >= 0)]:
+            first, middle = int(row["n_dims"]), int(row["n_dims"]) + int(row["n_send"])
+            sent = int(row["values"][first:middle].sum())
+            received = int(row["values"][middle : middle + int(row["n_recv"])].sum())
+            instance = (groups[int(row["group"]) - 1].name, int(row["group_seq"]))
+            self._uneven.setdefault(int(row["step"]), {}).setdefault(instance, {})[rank] = (sent, received)
+        while len(self._uneven) > KEPT_STEPS:
+            del self._uneven[min(self._uneven)]
+
+    def _received(self, steps: Ints, ranks: list[int]) -> Floats:
+        """Rows received in the dispatches of each step: in a dispatch the ranks differ in what they receive, in the
+        combine that follows they differ in what they send."""
+        out = np.full((len(steps), len(ranks)), np.nan)
+        for at, step in enumerate(steps.tolist()):
+            for members in self._uneven.get(step, {}).values():
+                pairs = np.array([members.get(rank, (0, 0)) for rank in ranks])
+                if len(members) < 2 or pairs[:, 1].std() < pairs[:, 0].std():
+                    continue
+                for column, rank in enumerate(ranks):
+                    if rank in members:
+                        out[at, column] = pairs[column, 1] + np.nan_to_num(out[at, column])
+        return out
 
     def _add_events(self, mine: _RankSteps, events: Rows) -> None:
         for event in events:
@@ -176,8 +207,3 @@ class StepTable:
         for step, seconds in zip(busy.steps.tolist(), busy.seconds.tolist(), strict=True):
             if step >= 0:
                 mine.add(step, "busy", seconds)
-        uneven = np.isin(rows["op"], _UNEVEN)
-        for row in rows[uneven]:
-            begin = int(row["n_dims"]) + int(row["n_send"])
-            if row["step"] >= 0 and not row["n_extra"]:
-                mine.add(int(row["step"]), "received_rows", float(row["values"][begin : begin + int(row["n_recv"])].sum()))

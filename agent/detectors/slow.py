@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ranksight.agent.detectors.imbalance import token_seconds
 from ranksight.agent.findings import Finding, Severity
 from ranksight.agent.step_window import Floats, StepWindow, excess
 
@@ -79,7 +80,7 @@ def stragglers(window: StepWindow, limits: SlowLimits = SlowLimits()) -> tuple[F
     usable = _usable(window)
     if usable is None:
         return ()
-    late = excess(usable.busy, usable.peers)
+    late = excess(usable.busy, usable.peers) - token_seconds(usable)
     step = _step_seconds(usable)
     findings = []
     for column, rank in enumerate(usable.ranks):
@@ -191,7 +192,7 @@ def workload_imbalance(window: StepWindow, limits: SlowLimits = SlowLimits()) ->
     usable = _usable(window)
     if usable is None or len(usable.steps) < limits.recent_steps:
         return ()
-    late = excess(usable.busy, usable.peers)
+    late = excess(usable.busy, usable.peers) - token_seconds(usable)
     rows = ~np.isnan(late).all(axis=1)
     late, steps = late[rows], usable.steps[rows]
     step = _step_seconds(usable)
