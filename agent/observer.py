@@ -1,0 +1,391 @@
+"""Everything the agent knows about the ranks of one host, brought up to date by `poll`. No loop, no thread.
+
+    ring folder -> RingReader per process -> facts -> Series (counters, histograms, tails)
+                                          |        -> Timeline.join -> measures.split -> Series (wait, transfer, blame)
+                                          -> events -> Steps
+    poll()             read all rings once; called every quarter to half second
+    final()            last poll, after the ranks are gone
+    metrics()          prometheus_client families; `exposition` renders the same much faster
+    report_sections()  the parts of report.json that come from the rings
+    findings()         what is wrong with the observation itself
+
+A ring that can't be read is named in `unreadable` and left alone. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client.core import Metric
+
+from ranksight.agent import exposition, measures, sections
+from ranksight.agent.detectors.completeness import CompletenessFacts, RankCompleteness, incomplete_data
+from ranksight.agent.findings import Finding
+from ranksight.agent.groups import GroupRegistry
+from ranksight.agent.reader import Counts, RingError, RingReader, process_state
+from ranksight.agent.series import Series
+from ranksight.agent.slots import Rows
+from ranksight.agent.steps import RankSteps, Steps
+from ranksight.agent.timeline import FACT, Facts, InFlight, Joined, Timeline, facts_of
+from ranksight.hooks import wire
+from ranksight.hooks.records import RankIdentity
+from ranksight.hooks.ring import SUFFIX
+
+log = logging.getLogger(__name__)
+
+LIVENESS_INTERVAL_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Source:
+    """One ring file and what its process was last seen doing; `state` is the letter of /proc, None when it is gone."""
+
+    number: int
+    reader: RingReader
+    state: str | None = "R"
+    released: bool = False
+    groups: list[int] = field(default_factory=list)  # registry numbers by the ring's own group number
+
+    @property
+    def rank(self) -> int:
+        """Global rank, -1 while unknown."""
+        return self.reader["rank"]
+
+
+class Observer:
+    """Reads the rings in `ring_dir`; the folder may appear later. `clock_ns` and `proc` are the outside world."""
+
+    def __init__(
+        self,
+        ring_dir: Path,
+        *,
+        run_id: str | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self.ring_dir, self.run_id = ring_dir, run_id or ring_dir.name
+        self._clock_ns, self._proc = clock_ns, proc
+        self.sources: dict[str, Source] = {}
+        self.unreadable: dict[str, str] = {}
+        self.registry = GroupRegistry()
+        self.timeline = Timeline(self.registry)
+        self.series = Series()
+        self.steps = Steps()
+        self.group_seconds: dict[tuple[int, int], float] = {}  # (group number, rank) -> seconds in its collectives
+        self.poll_seconds = 0.0  # CPU spent in poll
+        self.polls = 0
+        self._local_world: dict[int, int | None] = {}
+        self._axes: list[str] = []
+        self._axis_numbers: dict[str, int] = {}
+        self._axis_of = np.zeros(0, np.int64)
+        self._axes_for = -1
+        self._looked_ns = 0
+        self._renderer = exposition.Renderer(self)
+
+    def poll(self) -> None:
+        """Read every ring once."""
+        self._poll(final=False)
+
+    def final(self) -> None:
+        """Last read, when no rank writes any more: what was left half written is given up and counted."""
+        self._poll(final=True)
+
+    def metrics(self) -> Iterable[Metric]:
+        """All metrics as families, for a prometheus_client registry."""
+        return exposition.families(self)
+
+    @property
+    def exposition_seconds(self) -> float:
+        """CPU seconds spent in `exposition`."""
+        return self._renderer.cpu_seconds
+
+    def now_ns(self) -> int:
+        """The observer's clock, CLOCK_MONOTONIC of this host."""
+        return self._clock_ns()
+
+    def exposition(self, openmetrics: bool = False) -> tuple[bytes, str]:
+        """All metrics as text with its content type; the fast path of `metrics`. OpenMetrics carries exemplars."""
+        return self._renderer.render(openmetrics)
+
+    def report_sections(self) -> dict[str, object]:
+        """The keys completeness, collectives, steps, overhead and ranks of report.json."""
+        return sections.of(self)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings about the observation itself."""
+        return incomplete_data(self.completeness())
+
+    def identities(self) -> list[RankIdentity]:
+        """Every process seen that knows its rank, ordered by generation and rank."""
+        known = [source.reader.identity for source in self.sources.values() if source.rank >= 0]
+        return sorted(known, key=lambda identity: (identity.generation, identity.rank))
+
+    def current(self) -> list[Source]:
+        """The newest process of each rank, ordered by rank."""
+        newest: dict[int, Source] = {}
+        for source in self.sources.values():
+            known = newest.get(source.rank)
+            if source.rank >= 0 and (known is None or _age(known) <= _age(source)):
+                newest[source.rank] = source
+        return [newest[rank] for rank in sorted(newest)]
+
+    def in_flight(self) -> list[InFlight]:
+        """Operations that some rank has launched and not completed, oldest first."""
+        return self.timeline.in_flight(self._open_facts())
+
+    def steps_of(self, rank: int) -> RankSteps:
+        """Step facts of one rank."""
+        return self.steps.ranks.get(rank, RankSteps())
+
+    def ranks_expected(self) -> int | None:
+        """Ranks that should be on this host in the newest generation; None when nobody says."""
+        current = self.current()
+        if not current:
+            return None
+        generation = max(source.reader["generation"] for source in current)
+        local = self._local_world.get(generation)
+        world = max(source.reader["world_size"] for source in current)
+        seen = sum(source.reader["generation"] == generation for source in current)
+        return local or (world if seen == world else None)
+
+    def completeness(self) -> CompletenessFacts:
+        """What was seen of what there was to see."""
+        expected = self.ranks_expected()
+        seen = {source.rank for source in self.current()}
+        silent = sorted(self._expected_ranks() - seen)
+        ranks = []
+        for rank in sorted(seen):
+            mine = [source for source in self.sources.values() if source.rank == rank]
+            newest = max(mine, key=_age).reader
+            ranks.append(
+                RankCompleteness(
+                    rank=rank,
+                    tap=newest.identity.tap,
+                    collectives=_sum(source.reader.counts("collectives") for source in mine),
+                    events=_sum(source.reader.counts("events") for source in mine),
+                    skipped=sum(source.reader["collectives_skipped"] for source in mine),
+                    late_completions=sum(source.reader["late_completions"] for source in mine),
+                    errors=sum(source.reader["tap_errors"] + source.reader["hooks_errors"] for source in mine),
+                    notes=tuple(self.steps_of(rank).notes),
+                )
+            )
+        return CompletenessFacts(
+            expected,
+            tuple(ranks),
+            tuple(silent),
+            dict(self.unreadable),
+            self.timeline.incomplete,
+            self.timeline.partial,
+        )
+
+    def _poll(self, final: bool) -> None:
+        begin = time.thread_time()
+        now_ns = self._clock_ns()
+        self._discover()
+        if final or now_ns - self._looked_ns >= LIVENESS_INTERVAL_NS:
+            self._looked_ns = now_ns
+            for source in self.sources.values():
+                if not source.released:
+                    identity = source.reader.identity
+                    source.state = process_state(identity.pid, identity.start_ticks, self._proc)
+            self._find_host()
+            looked = True
+        else:
+            looked = False
+        found: list[tuple[Source, Rows]] = []
+        left_open: list[tuple[Source, Rows]] = []
+        for source in self.sources.values():
+            if source.released:
+                continue
+            # Looked at before the last read, so that nothing a dying process wrote is missed.
+            last = final or source.state is None
+            batch = source.reader.poll(now_ns, final=last)
+            if len(batch.events):
+                self.steps.add(source.rank, source.reader, batch.events, now_ns)
+            self._number_groups(source)
+            if len(batch.collectives):
+                found.append((source, batch.collectives))
+            if last:
+                source.reader.release()
+                source.released = True
+                if len(source.reader.open_rows):
+                    left_open.append((source, source.reader.open_rows))
+        self._refresh_axes()
+        if found:
+            self._add(found, now_ns)
+        if left_open:
+            self._count(left_open, now_ns)
+        if looked:
+            self._sweep(now_ns)
+        self.series.roll(now_ns)
+        self.steps.tails.roll(now_ns)
+        self.polls += 1
+        self.poll_seconds += time.thread_time() - begin
+
+    def _discover(self) -> None:
+        try:
+            names = [path.name for path in self.ring_dir.iterdir()]
+        except FileNotFoundError:
+            return
+        for name in sorted(names):
+            if not name.endswith(SUFFIX) or name in self.sources or name in self.unreadable:
+                continue
+            try:
+                self.sources[name] = Source(len(self.sources), RingReader(self.ring_dir / name))
+            except RingError as error:
+                log.warning("ring skipped: %s", error)
+                self.unreadable[name] = str(error)
+
+    def _find_host(self) -> None:
+        """Learn which ranks belong to this host, from the ranks themselves and from the launcher's LOCAL_WORLD_SIZE."""
+        by_generation: dict[int, list[Source]] = {}
+        for source in self.sources.values():
+            if source.rank >= 0:
+                by_generation.setdefault(source.reader["generation"], []).append(source)
+        for generation, sources in by_generation.items():
+            if self._local_world.get(generation) is None:
+                self._local_world[generation] = _local_world_size(sources[0].reader["pid"], self._proc)
+            ranks = {source.rank for source in sources}
+            count, local_rank = self._local_world[generation], sources[0].reader["local_rank"]
+            if count is not None and local_rank >= 0:
+                base = sources[0].rank - local_rank
+                ranks |= set(range(base, base + count))
+            world = max(source.reader["world_size"] for source in sources)
+            self.registry.set_host(generation, frozenset(ranks), world)
+
+    def _expected_ranks(self) -> set[int]:
+        if not self.registry.local_ranks:
+            return set()
+        return set(self.registry.local_ranks[max(self.registry.local_ranks)])
+
+    def _number_groups(self, source: Source) -> None:
+        groups = source.reader.groups
+        if len(source.groups) != len(groups) + 1 or source.reader.groups_changed:
+            if source.reader["generation"] not in self.registry.local_ranks:
+                self._find_host()
+            generation = source.reader["generation"]
+            source.groups = [0, *(self.registry.number(generation, group) for group in groups)]
+            source.reader.groups_changed = False
+
+    def _refresh_axes(self) -> None:
+        if self._axes_for == self.registry.changes:
+            return
+        self._axes_for = self.registry.changes
+        for known in self.registry.groups:
+            if known.group.axis not in self._axis_numbers:
+                self._axis_numbers[known.group.axis] = len(self._axes)
+                self._axes.append(known.group.axis)
+        self._axis_of = np.array([self._axis_numbers[known.group.axis] for known in self.registry.groups])
+
+    def _facts(self, found: list[tuple[Source, Rows]]) -> tuple[Rows, Facts]:
+        rows = np.concatenate([rows for _, rows in found])
+        counts = [len(rows) for _, rows in found]
+        source = np.repeat([source.number for source, _ in found], counts)
+        rank = np.repeat([source.rank for source, _ in found], counts)
+        # One table of group numbers and own ranks for all rings, each at its offset.
+        tables = [source.groups for source, _ in found]
+        own = [[-1, *source.reader.group_ranks] for source, _ in found]
+        offsets = np.cumsum([0, *(len(table) for table in tables[:-1])])
+        limit = np.repeat([len(table) - 1 for table in tables], counts)
+        place = np.repeat(offsets, counts) + np.minimum(rows["group"], limit)
+        return rows, facts_of(rows, source, rank, np.concatenate(tables)[place], np.concatenate(own)[place])
+
+    def _add(self, found: list[tuple[Source, Rows]], now_ns: int) -> None:
+        facts = self._count(found, now_ns)
+        self.timeline.note_launched(facts)
+        self._add_joined(self.timeline.join(facts), now_ns)
+
+    def _count(self, found: list[tuple[Source, Rows]], now_ns: int) -> Facts:
+        """Count operations, each once: when it is settled, or as unfinished when its process is gone."""
+        rows, facts = self._facts(found)
+        group, rank, op = facts["group"].astype(np.int64), facts["rank"].astype(np.int64), facts["op"].astype(np.int64)
+        series = self.series.rows(rank, self._axis_of[group], self._axes, op, rows["bytes"])
+        facts["series"] = series
+        duration = measures.duration(facts["enter"], facts["exit"])
+        exposed = measures.exposed(
+            facts["enter"], rows["return_ns"], rows["wait_begin_ns"], rows["wait_end_ns"], facts["exit"],
+            (facts["flags"] & wire.CollectiveFlag.ASYNC) != 0,
+        )  # fmt: skip
+        upper_bound = (facts["flags"] & wire.CollectiveFlag.UPPER_BOUND) != 0
+        self.series.add_operations(
+            series, facts["bytes"].astype(float), duration, exposed, upper_bound, facts["step"], facts["exit"], now_ns
+        )
+        self._add_group_seconds(group, rank, duration)
+        return facts
+
+    def _add_joined(self, joined: Joined, now_ns: int) -> None:
+        facts, starts = joined.facts, joined.starts
+        if not len(starts):
+            return
+        split = measures.split(facts["enter"], facts["exit"], starts)
+        rows = facts["series"].astype(np.int64)
+        self.series.add_waits(rows, split.wait, facts["step"], facts["exit"], now_ns)
+        sizes = np.diff(starts, append=len(facts))
+        self.series.add_instances(
+            rows[split.last], split.blame, split.skew, split.transfer,
+            np.maximum.reduceat(facts["bytes"], starts).astype(float),
+            measures.bus_factors(facts["op"][starts], sizes), now_ns,
+        )  # fmt: skip
+
+    def _add_group_seconds(
+        self, group: NDArray[np.int64], rank: NDArray[np.int64], duration: NDArray[np.float64]
+    ) -> None:
+        pairs, where = np.unique(group << 32 | rank & 0xFFFFFFFF, return_inverse=True)
+        seconds = np.bincount(where, weights=np.nan_to_num(duration), minlength=len(pairs))
+        for pair, value in zip(pairs.tolist(), seconds.tolist(), strict=True):
+            key = (pair >> 32, _signed(pair & 0xFFFFFFFF))
+            self.group_seconds[key] = self.group_seconds.get(key, 0.0) + value
+
+    def _open_facts(self) -> Facts:
+        found = [(source, source.reader.open_rows) for source in self.sources.values() if len(source.reader.open_rows)]
+        return self._facts(found)[1] if found else np.empty(0, FACT)
+
+    def _sweep(self, now_ns: int) -> None:
+        facts = self._open_facts()
+        self.timeline.note_launched(facts)
+        readable: dict[int, set[int]] = {}
+        gone: dict[int, set[int]] = {}
+        for source in self.sources.values():
+            (gone if source.released else readable).setdefault(source.reader["generation"], set()).add(source.rank)
+        self.timeline.sweep(
+            now_ns,
+            facts,
+            {generation: frozenset(ranks) for generation, ranks in readable.items()},
+            {generation: frozenset(ranks) for generation, ranks in gone.items()},
+        )
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _age(source: Source) -> tuple[int, int]:
+    return source.reader["generation"], source.reader["created_monotonic_ns"]
+
+
+def _sum(counts: Iterable[Counts]) -> Counts:
+    found = list(counts)
+    return Counts(
+        sum(count.written for count in found),
+        sum(count.captured for count in found),
+        sum(count.dropped for count in found),
+    )
+
+
+def _local_world_size(pid: int, proc: Path) -> int | None:
+    """LOCAL_WORLD_SIZE as the launcher gave it to a rank; None when it did not, or the process is gone."""
+    try:
+        environ = (proc / str(pid) / "environ").read_bytes()
+    except OSError:
+        return None
+    for entry in environ.split(b"\0"):
+        if entry.startswith(b"LOCAL_WORLD_SIZE="):
+            value = entry.partition(b"=")[2]
+            return int(value) if value.isdigit() else None
+    return None
