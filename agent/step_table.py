@@ -51,6 +51,7 @@ class _RankSteps:
     exempt: np.ndarray = field(default_factory=lambda: np.zeros(KEPT_STEPS, bool))
     pending: list[Rows] = field(default_factory=list)
     released_ns: int | None = None
+    ended_ns: dict[int, int] = field(default_factory=dict)
 
     def row(self, step: int) -> int:
         """The row of a step, emptied when it held an older one."""
@@ -104,6 +105,12 @@ class StepTable:
             self._transfer[number] = self._transfer.get(number, 0.0) + float(transfer[step == number].sum())
         while len(self._transfer) > KEPT_STEPS:
             del self._transfer[min(self._transfer)]
+
+    def seconds_since(self, step: int | None, now_ns: int) -> float | None:
+        """Seconds since a step ended on the first rank that ended it; None when nobody remembers."""
+        ends = [self._ranks[rank].ended_ns.get(step) for rank in self._ranks] if step is not None else []
+        known = [end for end in ends if end is not None]
+        return max(0.0, (now_ns - min(known)) / 1e9) if known else None
 
     def window(self, count: int) -> StepWindow | None:
         """The last `count` steps that every rank has finished; None before there is one."""
@@ -172,6 +179,8 @@ class StepTable:
             seconds = max(0, int(event["end_ns"]) - int(event["begin_ns"])) / 1e9
             if kind == wire.EventKind.STEP:
                 mine.values[mine.row(step), _COLUMN["duration"]] = seconds
+                mine.ended_ns[step] = int(event["end_ns"])
+                mine.ended_ns.pop(step - KEPT_STEPS, None)
                 if event["n_values"]:
                     mine.values[mine.row(step), _COLUMN["cpu"]] = float(event["values"][0])
             elif kind == wire.EventKind.DATA:
