@@ -81,9 +81,9 @@ class StepDiagnosis:
             known_as = self._known_as(finding)
             if known_as is None:
                 seconds = table.seconds_since(finding.first_step, now_ns)
-                finding = replace(finding, detection_seconds=seconds)
-                self._latched[finding.kind, finding.ranks, finding.stage] = finding
-                new.append(finding)
+                latched = replace(finding, detection_seconds=seconds)
+                self._latched[latched.kind, latched.ranks, latched.stage] = latched
+                new.append(latched)
             else:
                 self._latched[known_as] = _follow(self._latched[known_as], finding)
         return tuple(new)

@@ -158,8 +158,10 @@ class StepTable:
             del self._uneven[min(self._uneven)]
 
     def _received(self, steps: Ints, ranks: list[int]) -> Floats:
-        """Rows received in the dispatches of each step: in a dispatch the ranks differ in what they receive, in the
-        combine that follows they differ in what they send."""
+        """Rows received in the dispatches of each step.
+
+        In a dispatch the ranks differ in what they receive, in the combine that follows in what they send.
+        """
         out = np.full((len(steps), len(ranks)), np.nan)
         for at, step in enumerate(steps.tolist()):
             for members in self._uneven.get(step, {}).values():

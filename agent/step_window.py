@@ -122,8 +122,10 @@ def _by_known_columns(values: Floats) -> Iterator[tuple[NDArray[np.bool_], NDArr
 
 
 def _median_of_others(values: Floats) -> Floats:
-    """For each element of a row the median of the row without it: which sorted values are in the middle depends only
-    on the half that the element is in, so one sort serves the whole row."""
+    """For each element of a row the median of the row without it.
+
+    Which sorted values are in the middle depends only on the half that the element is in, so one sort serves the row.
+    """
     count = values.shape[1] - 1
     order = np.argsort(values, axis=1)
     ordered = np.take_along_axis(values, order, axis=1)

@@ -51,7 +51,8 @@ def default_directory(run_id: str | None = None, environ: Mapping[str, str] = os
     """Where the rings of a run live: RANKSIGHT_RING_DIR, else a folder of this user and run on tmpfs."""
     if environ.get(ENV_RING_DIR):
         return Path(environ[ENV_RING_DIR])
-    base = Path("/dev/shm") if os.path.isdir("/dev/shm") else Path("/tmp")
+    shm = Path("/dev/shm")
+    base = shm if shm.is_dir() else Path("/tmp")
     run = run_id or environ.get(ENV_RUN_ID) or environ.get("TORCHELASTIC_RUN_ID") or environ.get("SLURM_JOB_ID") or "default"
     return base / f"ranksight-{os.getuid()}" / run.replace("/", "_")
 
@@ -230,5 +231,5 @@ def create(directory: Path, sizes: Sizes = Sizes(), generation: int = 0) -> Ring
         field = wire.HEADER[name]
         field.packer.pack_into(buffer, field.offset, value)
     buffer[: len(wire.MAGIC)] = wire.MAGIC
-    os.replace(draft, path)
+    draft.replace(path)
     return Ring(path, buffer)

@@ -1,7 +1,7 @@
-"""The wire format: every byte that a rank shares with the agent, in one file.
+r"""The wire format: every byte that a rank shares with the agent, in one file.
 
     rank process                                   agent
-      tap (C++ or Python)  -> collectives ring  \\
+      tap (C++ or Python)  -> collectives ring  \
       Python hooks         -> events ring        > one mmap file per process on tmpfs -> reader
       both                 -> state, tables     /
       stop request        <- control block      <- agent
@@ -26,6 +26,7 @@ All times are CLOCK_MONOTONIC nanoseconds; 0 means "not yet" or "never".
 from __future__ import annotations
 
 import struct
+import sys
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -58,8 +59,13 @@ class Field:
 
     @property
     def packer(self) -> struct.Struct:
-        """Little-endian packer of the whole field."""
-        return struct.Struct(f"<{self.count}{self.code}" if self.count > 1 else f"<{self.code}")
+        """Little-endian packer of the whole field.
+
+        One value is packed in native order where that is little endian: `struct` stores a "<" format byte by byte,
+        which another process could see half done, and a native one with a single 8-byte store.
+        """
+        order = "@" if self.count == 1 and sys.byteorder == "little" else "<"
+        return struct.Struct(f"{order}{self.count}{self.code}" if self.count > 1 else f"{order}{self.code}")
 
     @property
     def end(self) -> int:

@@ -3,8 +3,9 @@
     StepWindow -> nonfinite, spikes, divergence, memory_growth -> findings
 
 Spikes are judged on the logarithm of the loss against its rolling median, with a spread that neither outliers nor a
-falling loss can widen (median absolute difference of neighbours), and confirmed by the gradient norm where it is known: a loss that merely wanders does not
-move the norm. Every rank's own loss is looked at: a spike on one rank hides in the mean.
+falling loss can widen (median absolute difference of neighbours), and confirmed by the gradient norm where it is
+known: a loss that merely wanders does not move the norm. Every rank's own loss is looked at: a spike on one rank
+hides in the mean.
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ def test_exempt_steps_are_not_looked_at() -> None:
 )
 def test_a_cause_is_named_when_it_explains_the_delay(part: str, cause: str) -> None:
     extra = late(4, 200, 2, 0.03)
-    (finding,) = stragglers(window(4, busy=extra, **{part: extra + 0.001}))
+    more: dict[str, Any] = {part: extra + 0.001}
+    (finding,) = stragglers(window(4, busy=extra, **more))
     assert finding.cause == cause
 
 
