@@ -1,0 +1,126 @@
+"""Save and load the training state with torch.distributed.checkpoint.
+
+    save    every rank: shards -> draft       rank 0: draft -> manifest, rename, marker (manifest.py) -> retention
+    load    rank 0: newest sound checkpoint   every rank: facts must fit the run, shards -> parameters in place
+
+The state is flat and named after the whole model: `model.<parameter or buffer>`, `optimizer.<parameter>.<moment>`. No
+name knows of stages or shards, so a checkpoint loads into any layout. What is not a tensor (step, data cursor) is in
+the manifest.
+
+In the background (`CheckpointConfig.background`) tensors are copied first, then a thread writes while training goes on.
+Its collectives run in a group of their own: two threads that share one group would mix up their operations.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+
+from ranksight.trainer import manifest
+from ranksight.trainer.config import Config, ConfigError
+
+
+def training_state(
+    parts: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
+    """The tensors of this rank by global name; loading writes into these very tensors."""
+    state: dict[str, Tensor] = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    for part in parts:
+        persistent = part.state_dict().keys()
+        state |= {f"model.{name}": buffer for name, buffer in part.named_buffers() if name in persistent}
+    for name, parameter in parameters.items():
+        state |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
+    return state
+
+
+class Checkpoints:
+    """The checkpoint folder of a run. Every method is collective over the world."""
+
+    def __init__(self, config: Config, corpus_digest: str) -> None:
+        self._config = config.checkpoint
+        self._folder = Path(config.checkpoint.folder)
+        self._identity = {
+            "model": asdict(config.model),
+            "seed": config.train.seed,
+            "precision": config.train.precision,
+            "corpus_sha256": corpus_digest,
+        }
+        self._plan = asdict(config.plan)
+        self._leader = dist.get_rank() == 0
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.train.timeout))
+        self._publisher = ThreadPoolExecutor(1, "publish")
+        self._pending: Future[None] | None = None
+        if self._leader and config.checkpoint.folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            manifest.discard_drafts(self._folder)
+
+    def save(self, state: dict[str, Tensor], step: int, cursor: int) -> None:
+        """Write the state after `step` steps. Waits for an earlier background write first."""
+        self.settle()
+        draft = manifest.draft_path(self._folder, step)
+        if self._leader and draft.exists():
+            # No other rank writes a shard before rank 0 has joined the planning inside dcp.save.
+            shutil.rmtree(draft)
+        facts = {"step": step, "cursor": cursor, **self._identity, "plan": self._plan}
+        writer = dcp.FileSystemWriter(draft)
+        if self._config.background:
+            written = dcp.async_save(state, storage_writer=writer, process_group=self._group)
+            assert isinstance(written, Future)
+            self._pending = self._publisher.submit(self._publish, written, draft, facts)
+        else:
+            dcp.save(state, storage_writer=writer, process_group=self._group)
+            self._publish(None, draft, facts)
+            dist.barrier(self._group)  # no rank goes on, and perhaps dies, before the checkpoint counts
+
+    def settle(self) -> None:
+        """Wait until the write in the background, if any, is complete; raises what it raised."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+            dist.barrier(self._group)
+
+    def close(self) -> None:
+        """Settle and stop the publishing thread."""
+        self.settle()
+        self._publisher.shutdown()
+
+    def find(self, resume: str) -> tuple[Path | None, list[str]]:
+        """The checkpoint that `resume` means (empty: none) on every rank, and what was passed over for it."""
+        found: list[Any] = [None, []]
+        if self._leader and resume:
+            found = list(manifest.newest_sound(self._folder)) if resume == "latest" else [Path(resume), []]
+        dist.broadcast_object_list(found, group=self._group)
+        return found[0], found[1]
+
+    def load(self, path: Path, state: dict[str, Tensor]) -> tuple[int, int]:
+        """Fill the state; returns (steps done, data cursor).
+
+        CheckpointDamaged when the files are not what the manifest says; ConfigError when it belongs to another model,
+        seed or text.
+        """
+        facts = manifest.verify(path)
+        if differing := [
+            f"{key} was {facts.get(key)}, is {value}"
+            for key, value in self._identity.items()
+            if facts.get(key) != value
+        ]:
+            raise ConfigError(f"{path} belongs to another run: {'; '.join(differing)}")
+        dcp.load(state, storage_reader=dcp.FileSystemReader(path), process_group=self._group)
+        return facts["step"], facts["cursor"]
+
+    def _publish(self, written: Future[Any] | None, draft: Path, facts: dict[str, Any]) -> None:
+        if written is not None:
+            written.result()
+        if self._leader:
+            manifest.publish(draft, manifest.final_path(self._folder, facts["step"]), facts)
+            manifest.retain(self._folder, self._config.keep)
