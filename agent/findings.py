@@ -24,7 +24,46 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     "observer": ("incomplete_data",),
 }  # fmt: skip
 CATEGORY_OF = {kind: category for category, kinds in CATEGORIES.items() for kind in kinds}
+MEANINGS: dict[str, str] = {
+    "rank_dead": "A process of the job died, or an exception left its main thread, before anything else failed.",
+    "rank_frozen": "A process lives but its Python does not run: stopped (state T), or something holds the GIL.",
+    "rank_not_joined": "Some ranks wait in a collective that the named ranks have not called.",
+    "collective_stuck": "All ranks joined a collective and it does not complete.",
+    "deadlock": "Ranks wait for each other in a cycle over groups or point-to-point operations.",
+    "data_exhausted": "A rank ran out of batches and left the loop while the others go on.",
+    "collective_mismatch": "Ranks met in one collective with different operation, shape, dtype, reduction or root.",
+    "collective_skipped": "A rank left out (or added) a collective; later ones pair up wrongly, perhaps silently.",
+    "replica_desync": "Parameters that should be the same on several ranks are not.",
+    "straggler": "A rank is late step after step and all wait for it.",
+    "pause": "A few long gaps of one rank, or of several in turn.",
+    "input_stall": "A gap spent in the input of the rank.",
+    "slow_link": "Transfers between certain ranks are slow.",
+    "slow_network": "Transfers of all ranks got slower while their own work did not.",
+    "cpu_oversubscribed": "The host runs more threads than it has cores; all its ranks suffer.",
+    "regression": "The work of all ranks got slower at once.",
+    "stage_imbalance": "A pipeline stage is busy longer than the others on all its replicas.",
+    "workload_imbalance": "In most steps some rank is late, each time another one.",
+    "expert_imbalance": "The experts of a rank get more than their share of tokens, and that costs time.",
+    "dead_expert": "An expert has had no tokens for a long time.",
+    "router_collapse": "The router sends nearly all tokens to one place.",
+    "nonfinite": "A loss or gradient norm is inf or nan.",
+    "loss_spike": "The loss jumped.",
+    "grad_spike": "The gradient norm jumped.",
+    "divergence": "The loss rises and does not come back.",
+    "checkpoint_incomplete": "A checkpoint is not whole.",
+    "checkpoint_stall": "Writing a checkpoint takes far longer than it did.",
+    "resume_mismatch": "What was loaded does not continue what was saved.",
+    "memory_growth": "Resident memory only grows.",
+    "incomplete_data": "ranksight did not see everything: records dropped, ranks silent, a tap missing.",
+}
 CAUSES = ("compute", "input", "gc", "cpu_contention", "io", "memory", "unknown")
+
+
+def markdown() -> str:
+    """The table of finding kinds in docs/findings.md."""
+    lines = ["| category | kind | meaning |", "|---|---|---|"]
+    lines += [f"| {CATEGORY_OF[kind]} | `{kind}` | {meaning} |" for kind, meaning in MEANINGS.items()]
+    return "\n".join(lines) + "\n"
 
 
 class Severity(StrEnum):
@@ -84,3 +123,7 @@ class Finding:
             for key, value in asdict(self).items()
             if key not in {"kind", "severity"}
         }
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
