@@ -44,12 +44,28 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """All series of one metric; histograms have `histogram`, everything else `values`. NaN means "not known"."""
+    """All series of one metric: one value per label tuple, or a histogram, or a table of tails.
+
+    In a table, `suffixes` are the last labels, one tuple per column; rows that begin with NaN have nothing to say.
+    """
 
     spec: Spec
     labels: Sequence[Labels]
     values: Sequence[float] = ()
     histogram: Histogram | None = None
+    suffixes: tuple[Labels, ...] = ()
+    table: Floats | None = None
+
+    def series(self) -> Iterator[tuple[Labels, float]]:
+        """Labels and value of each series that is not a histogram."""
+        yield from zip(self.labels, self.values, strict=False)
+        if self.table is not None:
+            for labels, row in zip(self.labels, self.table.tolist(), strict=True):
+                yield from (
+                    (labels + suffix, value)
+                    for suffix, value in zip(self.suffixes, row, strict=True)
+                    if not math.isnan(value)
+                )
 
 
 def blocks(observer: Observer) -> Iterator[Block]:
@@ -73,8 +89,7 @@ class Renderer:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._prefixes: dict[tuple[str, Labels], str] = {}
-        self._buckets: dict[tuple[str, Labels], tuple[str, ...]] = {}
+        self._prefixes: dict[tuple[str, Labels], tuple[str, ...]] = {}
         self.cpu_seconds = 0.0
 
     def render(self, openmetrics: bool = False) -> tuple[bytes, str]:
@@ -82,29 +97,42 @@ class Renderer:
         begin = time.thread_time()
         if len(self._prefixes) > _MAX_PREFIXES:
             self._prefixes.clear()
-            self._buckets.clear()
         wall = _wall_offset(self._observer) if openmetrics else 0
         lines: list[str] = []
         for block in blocks(self._observer):
             lines.extend(_head(block.spec, openmetrics))
-            if block.histogram is None:
-                self._plain(block, lines)
-            else:
+            if block.histogram is not None:
                 self._histogram(block, block.histogram, lines, openmetrics, wall)
+            elif block.table is not None:
+                self._table(block, block.table, lines)
+            else:
+                self._plain(block, lines)
         lines.append("# EOF\n" if openmetrics else "")
         text = "\n".join(lines).encode()
         self.cpu_seconds += time.thread_time() - begin
         return text, OPENMETRICS if openmetrics else TEXT
 
     def _plain(self, block: Block, lines: list[str]) -> None:
-        prefixes, name = self._prefixes, block.spec.name
+        name, names = block.spec.name, block.spec.labels
         for labels, value in zip(block.labels, block.values, strict=True):
-            prefix = prefixes.get((name, labels))
+            prefix = self._prefixes.get((name, labels))
             if prefix is None:
-                prefix = prefixes[name, labels] = f"{name}{_braces(block.spec.labels, labels)} "
-            lines.append(prefix + _number(value))
+                prefix = self._prefixes[name, labels] = (f"{name}{_braces(names, labels)} ",)
+            lines.append(prefix[0] + _number(value))
+
+    def _table(self, block: Block, table: Floats, lines: list[str]) -> None:
+        name, names = block.spec.name, block.spec.labels
+        for labels, row in zip(block.labels, table.tolist(), strict=True):
+            prefixes = self._prefixes.get((name, labels))
+            if prefixes is None:
+                prefixes = tuple(f"{name}{_braces(names, labels + suffix)} " for suffix in block.suffixes)
+                self._prefixes[name, labels] = prefixes
+            lines.extend(
+                [f"{prefix}{value!r}" for prefix, value in zip(prefixes, row, strict=True) if not math.isnan(value)]
+            )
 
     def _histogram(self, block: Block, histogram: Histogram, lines: list[str], openmetrics: bool, wall: int) -> None:
+        histogram.count_added()
         count = len(block.labels)
         cumulative = np.cumsum(histogram.counts[:count], axis=1).tolist()
         sums = histogram.sums[:count].tolist()
@@ -120,11 +148,11 @@ class Renderer:
             lines.append(f"{prefixes[-1]}{counts[-1]}")
 
     def _bucket_prefixes(self, spec: Spec, labels: Labels) -> tuple[str, ...]:
-        found = self._buckets.get((spec.name, labels))
+        found = self._prefixes.get((spec.name, labels))
         if found is None:
             buckets = [f"{spec.name}_bucket{_braces((*spec.labels, 'le'), (*labels, bound))} " for bound in _LE]
             braces = _braces(spec.labels, labels)
-            found = self._buckets[spec.name, labels] = (
+            found = self._prefixes[spec.name, labels] = (
                 *buckets,
                 f"{spec.name}_sum{braces} ",
                 f"{spec.name}_count{braces} ",
@@ -183,11 +211,11 @@ def _groups(observer: Observer) -> Iterator[Block]:
     launched: dict[Labels, float] = {}
     seconds: dict[Labels, float] = {}
     current = set(newest.values())
-    for source, target in ((observer.timeline.launched(), launched), (observer.group_seconds, seconds)):
-        for (number, rank), value in source.items():
-            if number in current:
-                key = (str(rank), *labels.get(number, (OTHER, OTHER)))
-                target[key] = target.get(key, 0) + value
+    for number, rank, operations, spent in observer.group_members():
+        if number in current:
+            key = (str(rank), *labels.get(number, (OTHER, OTHER)))
+            launched[key] = launched.get(key, 0) + operations
+            seconds[key] = seconds.get(key, 0) + spent
     yield Block(_spec("ranksight_group_operations_launched_total"), list(launched), list(launched.values()))
     yield Block(_spec("ranksight_group_collective_seconds_total"), list(seconds), list(seconds.values()))
     infos = [
@@ -322,17 +350,16 @@ def _labels(labels: Iterable[tuple[object, ...]]) -> list[Labels]:
 def _tail_block(
     name: str, labels: list[Labels], tails: Tails, quantiles: tuple[float, ...] = QUANTILES, maximum: bool = True
 ) -> Block:
-    series: list[Labels] = []
-    values: list[float] = []
     names = [_TAILS[quantile] for quantile in quantiles] + (["max"] if maximum else [])
+    columns: list[Floats] = []
     for window in WINDOWS_NS:
-        found: Floats = tails.quantiles(window, quantiles)[: len(labels)]
+        found = tails.quantiles(window, quantiles)[: len(labels)]
+        columns.append(found)
         if maximum:
-            found = np.column_stack((found, tails.maximum(window)[: len(labels)]))
-        for row in np.flatnonzero(~np.isnan(found[:, 0])).tolist():
-            series.extend((*labels[row], window, tail) for tail in names)
-            values.extend(found[row].tolist())
-    return Block(_spec(name), series, values)
+            largest = tails.maximum(window)[: len(labels), None]
+            columns.append(np.where(np.isnan(found[:, :1]), np.nan, largest))
+    suffixes = tuple((window, tail) for window in WINDOWS_NS for tail in names)
+    return Block(_spec(name), labels, suffixes=suffixes, table=np.hstack(columns))
 
 
 def _head(spec: Spec, openmetrics: bool) -> list[str]:
@@ -379,6 +406,7 @@ def _wall_offset(observer: Observer) -> int:
 def _family(block: Block, run_id: str, wall_ns: int) -> Metric:
     spec = block.spec
     if block.histogram is not None:
+        block.histogram.count_added()
         histogram = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels, unit="")
         cumulative = np.cumsum(block.histogram.counts[: len(block.labels)], axis=1).tolist()
         for row, labels in enumerate(block.labels):
@@ -398,7 +426,7 @@ def _family(block: Block, run_id: str, wall_ns: int) -> Metric:
         return histogram
     kind = CounterMetricFamily if spec.type == Type.COUNTER else GaugeMetricFamily
     family = kind(spec.name, spec.help, labels=spec.labels)
-    for labels, value in zip(block.labels, block.values, strict=True):
+    for labels, value in block.series():
         family.add_metric(list(labels), value)
     return family
 

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from prometheus_client.core import Metric
 
 from ranksight.agent import exposition, measures, sections
@@ -30,7 +29,7 @@ from ranksight.agent.findings import Finding
 from ranksight.agent.groups import GroupRegistry
 from ranksight.agent.reader import Counts, RingError, RingReader, process_state
 from ranksight.agent.series import Series
-from ranksight.agent.slots import Rows
+from ranksight.agent.slots import Rows, stack
 from ranksight.agent.steps import RankSteps, Steps
 from ranksight.agent.timeline import FACT, Facts, InFlight, Joined, Timeline, facts_of
 from ranksight.hooks import wire
@@ -40,6 +39,7 @@ from ranksight.hooks.ring import SUFFIX
 log = logging.getLogger(__name__)
 
 LIVENESS_INTERVAL_NS = 1_000_000_000
+_ASYNC, _UPPER_BOUND = int(wire.CollectiveFlag.ASYNC), int(wire.CollectiveFlag.UPPER_BOUND)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,6 @@ class Observer:
         self.timeline = Timeline(self.registry)
         self.series = Series()
         self.steps = Steps()
-        self.group_seconds: dict[tuple[int, int], float] = {}  # (group number, rank) -> seconds in its collectives
         self.poll_seconds = 0.0  # CPU spent in poll
         self.polls = 0
         self._local_world: dict[int, int | None] = {}
@@ -134,6 +133,13 @@ class Observer:
             if source.rank >= 0 and (known is None or _age(known) <= _age(source)):
                 newest[source.rank] = source
         return [newest[rank] for rank in sorted(newest)]
+
+    def group_members(self) -> Iterator[tuple[int, int, int, float]]:
+        """(group number, rank, collectives launched, seconds in its operations) of every group and ring."""
+        ranks = [source.rank for source in self.sources.values()]
+        launched, seconds = self.timeline.launched, self.timeline.seconds
+        for group, source in np.argwhere((launched > 0) | (seconds > 0)).tolist():
+            yield group, ranks[source], int(launched[group, source]), float(seconds[group, source])
 
     def in_flight(self) -> list[InFlight]:
         """Operations that some rank has launched and not completed, oldest first."""
@@ -207,13 +213,14 @@ class Observer:
             last = final or source.state is None
             batch = source.reader.poll(now_ns, final=last)
             if len(batch.events):
-                self.steps.add(source.rank, source.reader, batch.events, now_ns)
+                self.steps.add(source.rank, source.reader, batch.events)
             self._number_groups(source)
             if len(batch.collectives):
                 found.append((source, batch.collectives))
             if last:
                 source.reader.release()
                 source.released = True
+                self.timeline.ended.add(source.number)
                 if len(source.reader.open_rows):
                     left_open.append((source, source.reader.open_rows))
         self._refresh_axes()
@@ -224,7 +231,7 @@ class Observer:
         if looked:
             self._sweep(now_ns)
         self.series.roll(now_ns)
-        self.steps.tails.roll(now_ns)
+        self.steps.count(now_ns)
         self.polls += 1
         self.poll_seconds += time.thread_time() - begin
 
@@ -248,6 +255,7 @@ class Observer:
         for source in self.sources.values():
             if source.rank >= 0:
                 by_generation.setdefault(source.reader["generation"], []).append(source)
+                self.timeline.sources[source.reader["generation"], source.rank] = source.number
         for generation, sources in by_generation.items():
             if self._local_world.get(generation) is None:
                 self._local_world[generation] = _local_world_size(sources[0].reader["pid"], self._proc)
@@ -284,7 +292,7 @@ class Observer:
         self._axis_of = np.array([self._axis_numbers[known.group.axis] for known in self.registry.groups])
 
     def _facts(self, found: list[tuple[Source, Rows]]) -> tuple[Rows, Facts]:
-        rows = np.concatenate([rows for _, rows in found])
+        rows = stack([rows for _, rows in found])
         counts = [len(rows) for _, rows in found]
         source = np.repeat([source.number for source, _ in found], counts)
         rank = np.repeat([source.rank for source, _ in found], counts)
@@ -298,25 +306,27 @@ class Observer:
 
     def _add(self, found: list[tuple[Source, Rows]], now_ns: int) -> None:
         facts = self._count(found, now_ns)
-        self.timeline.note_launched(facts)
         self._add_joined(self.timeline.join(facts), now_ns)
 
     def _count(self, found: list[tuple[Source, Rows]], now_ns: int) -> Facts:
         """Count operations, each once: when it is settled, or as unfinished when its process is gone."""
         rows, facts = self._facts(found)
-        group, rank, op = facts["group"].astype(np.int64), facts["rank"].astype(np.int64), facts["op"].astype(np.int64)
-        series = self.series.rows(rank, self._axis_of[group], self._axes, op, rows["bytes"])
+        ranks = [source.rank for source in self.sources.values()]
+        series = self.series.rows(
+            facts["source"], ranks, self._axis_of[facts["group"]], self._axes, facts["op"], rows["bytes"]
+        )
         facts["series"] = series
         duration = measures.duration(facts["enter"], facts["exit"])
         exposed = measures.exposed(
             facts["enter"], rows["return_ns"], rows["wait_begin_ns"], rows["wait_end_ns"], facts["exit"],
-            (facts["flags"] & wire.CollectiveFlag.ASYNC) != 0,
+            (facts["flags"] & _ASYNC) != 0,
         )  # fmt: skip
-        upper_bound = (facts["flags"] & wire.CollectiveFlag.UPPER_BOUND) != 0
+        upper_bound = (facts["flags"] & _UPPER_BOUND) != 0
         self.series.add_operations(
             series, facts["bytes"].astype(float), duration, exposed, upper_bound, facts["step"], facts["exit"], now_ns
         )
-        self._add_group_seconds(group, rank, duration)
+        self.timeline.note_launched(facts)
+        self.timeline.note_seconds(facts, duration)
         return facts
 
     def _add_joined(self, joined: Joined, now_ns: int) -> None:
@@ -333,15 +343,6 @@ class Observer:
             measures.bus_factors(facts["op"][starts], sizes), now_ns,
         )  # fmt: skip
 
-    def _add_group_seconds(
-        self, group: NDArray[np.int64], rank: NDArray[np.int64], duration: NDArray[np.float64]
-    ) -> None:
-        pairs, where = np.unique(group << 32 | rank & 0xFFFFFFFF, return_inverse=True)
-        seconds = np.bincount(where, weights=np.nan_to_num(duration), minlength=len(pairs))
-        for pair, value in zip(pairs.tolist(), seconds.tolist(), strict=True):
-            key = (pair >> 32, _signed(pair & 0xFFFFFFFF))
-            self.group_seconds[key] = self.group_seconds.get(key, 0.0) + value
-
     def _open_facts(self) -> Facts:
         found = [(source, source.reader.open_rows) for source in self.sources.values() if len(source.reader.open_rows)]
         return self._facts(found)[1] if found else np.empty(0, FACT)
@@ -349,20 +350,7 @@ class Observer:
     def _sweep(self, now_ns: int) -> None:
         facts = self._open_facts()
         self.timeline.note_launched(facts)
-        readable: dict[int, set[int]] = {}
-        gone: dict[int, set[int]] = {}
-        for source in self.sources.values():
-            (gone if source.released else readable).setdefault(source.reader["generation"], set()).add(source.rank)
-        self.timeline.sweep(
-            now_ns,
-            facts,
-            {generation: frozenset(ranks) for generation, ranks in readable.items()},
-            {generation: frozenset(ranks) for generation, ranks in gone.items()},
-        )
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 32) if value >> 31 else value
+        self.timeline.sweep(now_ns, facts)
 
 
 def _age(source: Source) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ranksight.agent.slots import COLLECTIVE, EVENT, HEADER, Mask, Rows, SlotReader
+from ranksight.agent.slots import COLLECTIVE, EVENT, HEADER, Mask, Rows, SlotReader, pick, stack
 from ranksight.agent.tables import Table, resolve
 from ranksight.hooks import wire
 from ranksight.hooks.records import Collective, Event, Group, RankIdentity
@@ -39,6 +39,11 @@ SPANS = (
     wire.EventKind.CHECKPOINT,
     wire.EventKind.DATA,
 )
+_FIELDS = {field.name: (field.packer.unpack_from, field.offset) for field in wire.HEADER.fields if field.count == 1}
+_NUM_OPS, _NUM_KINDS = len(wire.OPS), len(wire.EventKind)
+_ASYNC, _FAILED = int(wire.CollectiveFlag.ASYNC), int(wire.CollectiveFlag.FAILED)
+_NO_COMPLETION = int(wire.CollectiveFlag.NO_COMPLETION)
+_NONE = np.ones(0, bool)
 _IS_SPAN = np.zeros(1 << 16, bool)
 _IS_SPAN[list(SPANS)] = True
 _TAPS: dict[int, str] = {tap: tap.name.lower() for tap in wire.Tap}
@@ -87,8 +92,8 @@ class RingReader:
         self.path = path
         self._map = _map(path)
         buffer = memoryview(self._map)
-        self._header = np.frombuffer(buffer, HEADER, 1)[0]
-        _check(path, self._header, len(buffer))
+        self._header: memoryview | bytes = buffer[: wire.HEADER_BYTES]
+        _check(path, np.frombuffer(buffer, HEADER, 1)[0], len(buffer))
         self.collectives = SlotReader(self._section(buffer, "collectives", COLLECTIVE), self._is_collective, "<i8")
         self.events = SlotReader(self._section(buffer, "events", EVENT), self._is_event, "<f8")
         self.tap_table = Table(buffer, self["tap_table_offset"], self["tap_table_bytes"])
@@ -105,7 +110,8 @@ class RingReader:
 
     def __getitem__(self, name: str) -> int:
         """A header field by its name in `wire.HEADER`."""
-        return int(self._header[name])
+        unpack_from, offset = _FIELDS[name]
+        return unpack_from(self._header, offset)[0]  # type: ignore[no-any-return]
 
     @property
     def identity(self) -> RankIdentity:
@@ -137,7 +143,7 @@ class RingReader:
 
     def release(self) -> None:
         """Let go of the file after its last poll; header, counts, strings, groups and open rows stay readable."""
-        self._header = self._header.copy()
+        self._header = bytes(self._header)
         self.collectives.release()
         self.events.release()
         self.tap_table.release()
@@ -206,12 +212,12 @@ class RingReader:
     def _is_collective(self, rows: Rows) -> Mask:
         enqueue = rows["enqueue_ns"]
         op = rows["op"]
-        known: Mask = (op > 0) & (op <= len(wire.OPS))
+        known: Mask = (op > 0) & (op <= _NUM_OPS)
         return known & (enqueue >= self["created_monotonic_ns"]) & (enqueue <= self._latest_ns)
 
     def _is_event(self, rows: Rows) -> Mask:
         begin = rows["begin_ns"]
-        return (begin >= 0) & (begin <= self._latest_ns) & (rows["kind"] > 0) & (rows["kind"] <= len(wire.EventKind))
+        return (begin >= 0) & (begin <= self._latest_ns) & (rows["kind"] > 0) & (rows["kind"] <= _NUM_KINDS)
 
     def _poll_tables(self) -> None:
         # The hooks announce a group before its first use, so the tap's table is read first.
@@ -225,33 +231,32 @@ class RingReader:
             self.group_ranks = [seen.group_rank for seen in self.tap_table.seen]
 
     def _settle_collectives(self, new: Rows, now_ns: int, final: bool) -> Rows:
-        old, alive = (
-            self.collectives.again(self.open_rows) if len(self.open_rows) else (self.open_rows, np.ones(0, bool))
-        )
-        rows = np.concatenate((old, new)) if len(old) else new
+        old, alive = self.collectives.again(self.open_rows) if len(self.open_rows) else (self.open_rows, _NONE)
+        rows = stack((old, new)) if len(old) else new
+        if not len(rows):
+            return rows
         complete, flags = rows["complete_ns"], rows["flags"]
-        never = (flags & wire.CollectiveFlag.NO_COMPLETION) != 0
-        waited = (rows["wait_end_ns"] > 0) | ((flags & wire.CollectiveFlag.ASYNC) == 0) & (rows["wait_begin_ns"] == 0)
+        never = (flags & _NO_COMPLETION) != 0
+        waited = (rows["wait_end_ns"] > 0) | ((flags & _ASYNC) == 0) & (rows["wait_begin_ns"] == 0)
         settled = (never | (complete > 0)) & (rows["return_ns"] > 0) & (waited | (complete < now_ns - WAIT_GRACE_NS))
-        settled |= ((flags & wire.CollectiveFlag.FAILED) != 0) | final & (complete > 0)
+        settled |= ((flags & _FAILED) != 0) | final & (complete > 0)
         settled[: len(old)] |= ~alive  # nothing more will ever be known
-        self.open_rows = rows[~settled]
-        done: Rows = rows[settled]
-        return done
+        self.open_rows = pick(rows, ~settled)
+        return pick(rows, settled)
 
     def _settle_events(self, new: Rows, final: bool) -> tuple[Rows, dict[int, NDArray[Any]]]:
-        old, alive = (
-            self.events.again(self._open_events) if len(self._open_events) else (self._open_events, np.ones(0, bool))
-        )
-        rows = np.concatenate((old, new)) if len(old) else new
+        old, alive = self.events.again(self._open_events) if len(self._open_events) else (self._open_events, _NONE)
+        rows = stack((old, new)) if len(old) else new
+        if not len(rows):
+            return rows, {}
         ended = (rows["end_ns"] > 0) | ~_IS_SPAN[rows["kind"]] | final
         ended[: len(old)] |= ~alive
         extras = self._open_extras | self.events.extras
-        self._open_events = rows[~ended]
+        self._open_events = pick(rows, ~ended)
         self._open_extras = (
             {t: extras[t] for t in self._open_events["ticket"].tolist() if t in extras} if extras else {}
         )
-        return rows[ended], extras
+        return pick(rows, ended), extras
 
 
 def phase_name(code: int) -> str:

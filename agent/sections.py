@@ -74,6 +74,7 @@ def _collectives(observer: Observer) -> dict[str, Any]:
     ranked = _gather(series.ranked, slice(1, 3))
     shared = _gather(series.shared, slice(0, 2))
     plain = _gather(series.plain, slice(1, 3))
+    series.wait.count_added()
     by_op = []
     for (axis, op), rows in sorted(ranked.items()):
         instances = shared[axis, op]

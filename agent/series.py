@@ -26,6 +26,7 @@ OTHER = "other"
 ALL_SIZES = "all"
 # 1-2.5-5 per decade from 10 us to 100 s: coarse enough for series, fine enough for alerts; tails have 1 % error.
 BUCKETS = (*(round(base * 10.0**power, 6) for power in range(-5, 2) for base in (1, 2.5, 5)), 100.0)
+MAX_WAITING_BATCHES = 64
 LOWEST_SECONDS, HIGHEST_SECONDS = 1e-7, 1e4
 LOWEST_RATE, HIGHEST_RATE = 1e2, 1e13  # bytes per second
 
@@ -52,6 +53,8 @@ class Histogram:
     steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(BUCKETS) + 1), np.int64))
     times: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(BUCKETS) + 1), np.int64))
 
+    _added: list[tuple[Ints, Floats, Ints, Ints]] = field(default_factory=list)
+
     def grow(self, rows: int) -> None:
         """Make room for so many rows."""
         for name in ("counts", "sums", "values", "steps", "times"):
@@ -59,11 +62,21 @@ class Histogram:
 
     def add(self, rows: Ints, values: Floats, steps: Ints, times_ns: Ints) -> None:
         """Count values; NaN is left out. A later value replaces the exemplar of its bucket."""
+        self._added.append((rows, values, steps, times_ns))
+        if len(self._added) >= MAX_WAITING_BATCHES:
+            self.count_added()
+
+    def count_added(self) -> None:
+        """Count what was added since the last time; to be called before anything is read."""
+        if not self._added:
+            return
+        rows, values, steps, times_ns = (np.concatenate(parts) for parts in zip(*self._added, strict=True))
+        self._added = []
         known = ~np.isnan(values)
         if not known.all():
             rows, values, steps, times_ns = rows[known], values[known], steps[known], times_ns[known]
         bucket = np.searchsorted(_BUCKETS, values, side="left")
-        np.add.at(self.counts, (rows, bucket), 1)
+        np.add.at(self.counts.reshape(-1), rows * self.counts.shape[1] + bucket, 1)
         np.add.at(self.sums, rows, values)
         self.values[rows, bucket] = values
         self.steps[rows, bucket] = steps
@@ -77,6 +90,12 @@ def grown(array: NDArray[np.generic], rows: int) -> NDArray[np.generic]:
     bigger = np.zeros((max(rows, 2 * len(array), 16), *array.shape[1:]), array.dtype)
     bigger[: len(array)] = array
     return bigger
+
+
+def _widened(table: Ints, first: int, second: int) -> Ints:
+    """`table` with room for more along its first two axes, filled with -1."""
+    room = [(0, max(first - table.shape[0], 0)), (0, max(second - table.shape[1], 0)), (0, 0), (0, 0)]
+    return np.pad(table, room, constant_values=-1)
 
 
 class Rows:
@@ -116,25 +135,27 @@ class Series:
         self.skew_tails = Tails(LOWEST_SECONDS, HIGHEST_SECONDS)
         self.bandwidth_tails = Tails(LOWEST_RATE, HIGHEST_RATE)
         self.folded = 0
-        self._combinations: dict[tuple[str, int, int], Combination] = {}
         self._own: set[Combination] = set()
         self._ranks: set[int] = set()
-        self._row_of: dict[int, int] = {}
+        self._row_of = np.full((0, 0, len(wire.OPS) + 1, len(sizes.NAMES)), -1, np.int64)
         self._is_folded = np.zeros(0, bool)
 
-    def rows(self, rank: Ints, axis: Ints, axis_names: list[str], op: Ints, num_bytes: Ints) -> Ints:
-        """Row of `ranked` for each operation; `axis` numbers `axis_names`."""
-        packed = (rank + 1) << 40 | axis << 16 | op << 8 | sizes.size_class(num_bytes.astype(np.uint64))
-        unique, where = np.unique(packed, return_inverse=True)
-        rows = np.empty(len(unique), np.int64)
-        for at, key in enumerate(unique.tolist()):
-            row = self._row_of.get(key)
-            if row is None:
-                row = self._new_row(key, (key >> 40) - 1, axis_names[key >> 16 & 0xFFFFFF], key >> 8 & 0xFF, key & 0xFF)
-            rows[at] = row
-        result = rows[where]
-        self.folded += int(np.count_nonzero(self._is_folded[result]))
-        return result
+    def rows(
+        self, source: Ints, ranks: list[int], axis: Ints, axis_names: list[str], op: Ints, num_bytes: NDArray[np.uint64]
+    ) -> Ints:
+        """Row of `ranked` for each operation; `source` numbers `ranks`, `axis` numbers `axis_names`."""
+        if len(ranks) > self._row_of.shape[0] or len(axis_names) > self._row_of.shape[1]:
+            self._row_of = _widened(self._row_of, len(ranks), len(axis_names))
+        places = np.ravel_multi_index((source, axis, op, sizes.size_class(num_bytes)), self._row_of.shape)
+        flat = self._row_of.reshape(-1)
+        rows = flat[places]
+        if rows.min(initial=0) < 0:
+            for place in np.unique(places[rows < 0]).tolist():
+                at, axis_at, op_at, size_at = np.unravel_index(place, self._row_of.shape)
+                flat[place] = self._new_row(ranks[at], axis_names[axis_at], int(op_at), int(size_at))
+            rows = flat[places]
+        self.folded += int(np.count_nonzero(self._is_folded[rows]))
+        return rows
 
     def add_operations(
         self, rows: Ints, num_bytes: Ints, duration: Floats, exposed: Floats, upper_bound: NDArray[np.bool_],
@@ -188,7 +209,7 @@ class Series:
         ):  # fmt: skip
             tails.roll(now_ns)
 
-    def _new_row(self, key: int, rank: int, axis: str, op: int, size: int) -> int:
+    def _new_row(self, rank: int, axis: str, op: int, size: int) -> int:
         combination = Combination(axis, wire.OP_NAMES[op], sizes.NAMES[size])
         if combination not in self._own:
             if len(self._own) < MAX_COMBINATIONS:
@@ -198,7 +219,7 @@ class Series:
         if len(self._ranks) < MAX_RANKS:
             self._ranks.add(rank)
         rank_label = str(rank) if rank in self._ranks else OTHER
-        row = self._row_of[key] = self.ranked.number((rank_label, *combination))
+        row = self.ranked.number((rank_label, *combination))
         links = (
             self.plain.number((rank_label, combination.axis, combination.op)),
             self.shared.number(combination),

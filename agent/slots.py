@@ -11,7 +11,8 @@ orphaned continuation. The ticket is compared before and after the copy, so a to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,13 +47,37 @@ COLLECTIVE = dtype_of(wire.COLLECTIVE)
 EVENT = dtype_of(wire.EVENT)
 
 
+def pick(rows: Rows, chosen: Mask | NDArray[np.integer[Any]]) -> Rows:
+    """`rows[chosen]`, moving whole records as bytes: numpy would copy a structured array field by field."""
+    return _as(_as(rows, _bytes_of(rows.dtype))[chosen], rows.dtype)
+
+
+def stack(parts: Sequence[Rows]) -> Rows:
+    """Put rows of one dtype behind each other; as bytes for the same reason."""
+    if len(parts) == 1:
+        return parts[0]
+    raw = _bytes_of(parts[0].dtype)
+    return _as(np.concatenate([_as(part, raw) for part in parts]), parts[0].dtype)
+
+
+def _as(rows: Rows, dtype: np.dtype[np.void]) -> Rows:
+    """`rows.view(dtype)` for contiguous rows, without the checks in Python that numpy makes for structured types."""
+    return np.ndarray(len(rows), dtype, rows)
+
+
+@lru_cache
+def _bytes_of(dtype: np.dtype[np.void]) -> np.dtype[np.void]:
+    return np.dtype((np.void, dtype.itemsize))
+
+
 class SlotReader:
     """Reader of one section. `captured` counts records, `lost_slots` slots that were overwritten unread."""
 
     def __init__(self, slots: Rows, plausible: Callable[[Rows], Mask], values_code: str) -> None:
         self._slots = slots
         self._plausible = plausible
-        self._raw = slots.view(np.dtype((np.void, slots.dtype.itemsize)))
+        self._raw = slots.view(_bytes_of(slots.dtype))
+        self._tickets = slots["ticket"]
         self._values_code = values_code
         self._next = 0
         self.captured = 0
@@ -73,7 +98,7 @@ class SlotReader:
         self.unpublished = head - self._next
         if not found:
             return self._slots[:0].copy()
-        records = found[0] if len(found) == 1 else np.concatenate(found)
+        records = stack(found)
         self.captured += len(records)
         return records
 
@@ -81,16 +106,18 @@ class SlotReader:
         """Copies of `rows` as they are now, and which of them are still in the ring; the others come back unchanged."""
         tickets = rows["ticket"]
         places = (tickets - 1) % len(self._slots)
-        fresh = self._slots[places]
-        alive = (fresh["ticket"] == tickets) & (self._slots["ticket"][places] == tickets)
+        raw = self._raw[places]
+        fresh = _as(raw, rows.dtype)
+        alive: Mask = (fresh["ticket"] == tickets) & (self._tickets[places] == tickets)
         if not alive.all():
-            fresh[~alive] = rows[~alive]
+            raw[~alive] = _as(rows, raw.dtype)[~alive]
         return fresh, alive
 
     def release(self) -> None:
         """Let go of the mapped file; open rows that are looked at `again` count as overwritten from now on."""
         self._slots = np.zeros(1, self._slots.dtype)
         self._raw = self._slots.view(self._raw.dtype)
+        self._tickets = self._slots["ticket"]
 
     def _step(self, head: int, final: bool) -> tuple[Rows, bool]:
         """Consume slots up to `head` or the first unpublished one; True when nothing more can be read now."""
@@ -100,11 +127,12 @@ class SlotReader:
             self._next = head - size
         begin = self._next
         end = min(head, begin + size - begin % size)  # up to the wrap
-        rows = self._slots[begin % size : begin % size + end - begin].copy()
+        place = slice(begin % size, begin % size + end - begin)
+        rows = _as(self._raw[place].copy(), self._slots.dtype)
         wanted = np.arange(begin + 1, end + 1)
         tickets = rows["ticket"]
         # The ticket is stored last and taken away first, so it vouches for the bytes only if it is there twice.
-        after = self._slots["ticket"][begin % size : begin % size + end - begin].copy()
+        after = self._tickets[place].copy()
         whole = (tickets == wanted) & (after == wanted)
         stopped = False
         if not whole.all():
@@ -124,7 +152,7 @@ class SlotReader:
                 end = begin + int(at) + 1 + extra
             self.extras[int(rows["ticket"][at])] = self._continuation(begin + int(at) + 1, extra)
         self._next = end
-        return rows[primary], stopped
+        return rows if primary.all() else pick(rows, primary), stopped
 
     def _continuation(self, first: int, count: int) -> NDArray[Any]:
         slots = self._raw[np.arange(first, first + count) % len(self._slots)]

@@ -17,16 +17,13 @@ from ranksight.agent.tails import Tails
 from ranksight.hooks import wire
 
 MAX_NOTES = 64  # distinct texts kept per rank
-_READ_ONE_BY_ONE = (
-    wire.EventKind.LOSS,
-    wire.EventKind.GRAD_NORM,
-    wire.EventKind.BATCH,
-    wire.EventKind.NOTE,
-    wire.EventKind.EXCEPTION,
-    wire.EventKind.MEMORY,
-)
-_ONE_BY_ONE = np.zeros(1 << 16, bool)
-_ONE_BY_ONE[list(_READ_ONE_BY_ONE)] = True
+_WANTED = np.zeros(1 << 16, bool)
+_WANTED[
+    [
+        wire.EventKind.STEP, wire.EventKind.LOSS, wire.EventKind.GRAD_NORM, wire.EventKind.BATCH,
+        wire.EventKind.NOTE, wire.EventKind.EXCEPTION, wire.EventKind.MEMORY,
+    ]
+] = True  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -54,28 +51,41 @@ class Steps:
         self.rows = Rows()
         self.histogram = Histogram()
         self.tails = Tails(LOWEST_SECONDS, HIGHEST_SECONDS)
+        self._new: list[tuple[int, float, int, int]] = []
 
-    def add(self, rank: int, reader: RingReader, rows: SlotRows, now_ns: int) -> None:
+    def add(self, rank: int, reader: RingReader, rows: SlotRows) -> None:
         """Take in ended events of one rank."""
         state = self.ranks.setdefault(rank, RankSteps())
-        kinds = rows["kind"]
-        steps = rows[(kinds == wire.EventKind.STEP) & (rows["end_ns"] > rows["begin_ns"])]
-        if len(steps):
-            self._add_steps(rank, state, steps, now_ns)
-        for row in rows[_ONE_BY_ONE[kinds]]:
-            self._add_event(state, int(row["kind"]), row, reader)
+        wanted = np.flatnonzero(_WANTED[rows["kind"]])
+        for at in wanted.tolist():
+            row = rows[at]
+            kind = int(row["kind"])
+            if kind == wire.EventKind.STEP:
+                self._add_step(rank, state, row)
+            else:
+                self._add_event(state, kind, row, reader)
 
-    def _add_steps(self, rank: int, state: RankSteps, steps: SlotRows, now_ns: int) -> None:
-        seconds = (steps["end_ns"] - steps["begin_ns"]) / 1e9
-        row = self.rows.number((str(rank),))
+    def count(self, now_ns: int) -> None:
+        """Put the steps of this poll, of all ranks, into histogram and tails."""
+        if self._new:
+            rank_row, seconds, step, end_ns = (np.array(column) for column in zip(*self._new, strict=True))
+            self._new = []
+            self.histogram.add(rank_row, seconds, step, end_ns)
+            self.tails.add(rank_row, seconds, now_ns)
+        self.tails.roll(now_ns)
+
+    def _add_step(self, rank: int, state: RankSteps, row: np.void) -> None:
+        begin_ns, end_ns, step = int(row["begin_ns"]), int(row["end_ns"]), int(row["step"])
+        if end_ns <= begin_ns:
+            return  # never closed: its rank died in it
+        number = self.rows.number((str(rank),))
         self.histogram.grow(len(self.rows))
         self.tails.grow(len(self.rows))
-        where = np.full(len(steps), row)
-        self.histogram.add(where, seconds, steps["step"], steps["end_ns"])
-        self.tails.add(where, seconds, now_ns)
-        state.steps += len(steps)
-        state.step_seconds += float(seconds.sum())
-        state.last_step = max(int(steps["step"].max()), -1 if state.last_step is None else state.last_step)
+        seconds = (end_ns - begin_ns) / 1e9
+        self._new.append((number, seconds, step, end_ns))
+        state.steps += 1
+        state.step_seconds += seconds
+        state.last_step = step if state.last_step is None else max(step, state.last_step)
 
     def _add_event(self, state: RankSteps, kind: int, row: np.void, reader: RingReader) -> None:
         values = row["values"].tolist()

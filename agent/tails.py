@@ -1,6 +1,6 @@
 """Quantiles over sliding windows: one mergeable sketch per row, 1 % relative error, filled in batches.
 
-    add(rows, values) -> current slice -> (every SLICE_NS) ring of slices -> dense counts per window
+    add(rows, values) -> waits to be counted -> current slice -> (every SLICE_NS) ring of slices -> dense counts per window
                                                                              -> quantiles, merge, DDSketch
 
 The buckets are those of DDSketch (Masson et al., VLDB 2019): value v falls into ceil(log_gamma v), so sketches of
@@ -50,8 +50,11 @@ class Tails:
         self.bucket_values: Floats = np.array([0.0, *(_MAPPING.value(key) for key in keys)])
         self._rows = 0
         self._counts: dict[str, Counts] = {name: np.zeros(0, np.int32) for name in (*WINDOWS_NS, RUN)}
-        self._slices: deque[tuple[Ints, Counts, Floats]] = deque(maxlen=max(WINDOWS_NS.values()) // SLICE_NS)
-        self._open: list[Ints] = []
+        self._slices: deque[tuple[list[tuple[Ints, Counts]], Floats]] = deque(
+            maxlen=max(WINDOWS_NS.values()) // SLICE_NS
+        )
+        self._added: list[tuple[Ints, Floats]] = []
+        self._open: list[tuple[Ints, Counts]] = []
         self._open_max: Floats = np.zeros(0)
         self._run_max: Floats = np.zeros(0)
         self._slice_ends: int | None = None
@@ -70,17 +73,7 @@ class Tails:
     def add(self, rows: Ints, values: Floats, now_ns: int) -> None:
         """Count `values` into `rows`, as seen at `now_ns`."""
         self.roll(now_ns)
-        known = ~np.isnan(values)
-        if not known.all():
-            rows, values = rows[known], values[known]
-        if not len(values):
-            return
-        flat = rows * self.num_buckets + self.bucket(values)
-        for counts in self._counts.values():
-            np.add.at(counts, flat, 1)
-        np.maximum.at(self._open_max, rows, values)
-        np.maximum.at(self._run_max, rows, values)
-        self._open.append(flat)
+        self._added.append((rows, values))
 
     def bucket(self, values: Floats) -> Ints:
         """Bucket of each value: 0 for what is below the lowest bound."""
@@ -95,16 +88,15 @@ class Tails:
             self._slice_ends = now_ns + SLICE_NS
         if now_ns < self._slice_ends:
             return
-        closed = np.concatenate(self._open) if self._open else np.empty(0, np.int64)
-        self._push(closed, self._open_max)
+        self._count_added()
+        self._push(self._open, self._open_max)
         self._open, self._open_max = [], np.zeros(self._rows)
         self._slice_ends += SLICE_NS
-        nothing = np.empty(0, np.int64)
         # After a long silence every window is empty, however many slices were missed.
         for _ in range(self._slices.maxlen or 0):
             if now_ns < self._slice_ends:
                 break
-            self._push(nothing, np.zeros(0))
+            self._push([], np.zeros(0))
             self._slice_ends += SLICE_NS
         if now_ns >= self._slice_ends:
             self._slice_ends = now_ns + SLICE_NS
@@ -113,37 +105,45 @@ class Tails:
         self, window: str, quantiles: tuple[float, ...] = QUANTILES, merge: list[Ints] | None = None
     ) -> Floats:
         """[rows, quantiles] of a window, NaN for rows without values. With `merge`, one row per list of rows."""
-        counts = self.counts(window, merge)
-        running = np.cumsum(counts, axis=1)
-        total = running[:, -1]
+        self._count_added()
+        counts = self._table(window) if merge is None else self.counts(window, merge)
         maximum = self.maximum(window, merge)
         result = np.full((len(counts), len(quantiles)), np.nan)
-        filled = np.flatnonzero(total)
-        if len(filled):
-            running, total, maximum = running[filled], total[filled], maximum[filled]
-            for column, quantile in enumerate(quantiles):
-                rank = quantile * (total - 1)
-                at = (running > rank[:, None]).argmax(axis=1)
-                result[filled, column] = np.minimum(self.bucket_values[at], maximum)
+        # Values of one job cover a small part of the range: count only between the outermost buckets in use.
+        used = np.flatnonzero(counts.any(axis=0))
+        if not len(used):
+            return result
+        first = int(used[0])
+        filled = np.flatnonzero(counts.any(axis=1))
+        running = np.cumsum(counts[filled, first : int(used[-1]) + 1], axis=1)
+        last_place: Floats = (running[:, -1] - 1).astype(float)
+        for column, quantile in enumerate(quantiles):
+            at = (running > (quantile * last_place)[:, None]).argmax(axis=1)
+            result[filled, column] = np.minimum(self.bucket_values[first + at], maximum[filled])
         return result
 
     def counts(self, window: str, merge: list[Ints] | None = None) -> NDArray[np.int64]:
         """[rows, buckets] of a window, or the sums over the rows of each list in `merge`."""
-        table = self._counts[window].reshape(self._rows, self.num_buckets)
+        self._count_added()
+        table = self._table(window)
         if merge is None:
             return table.astype(np.int64)
         return np.array([table[rows].sum(axis=0, dtype=np.int64) for rows in merge]).reshape(
             len(merge), self.num_buckets
         )
 
+    def _table(self, window: str) -> Counts:
+        return self._counts[window].reshape(self._rows, self.num_buckets)
+
     def maximum(self, window: str, merge: list[Ints] | None = None) -> Floats:
         """Exact largest value per row (or merged rows); 0 where there is none."""
+        self._count_added()
         if window == RUN:
             largest = self._run_max
         else:
             largest = self._open_max.copy()
             length = WINDOWS_NS[window] // SLICE_NS
-            for _, _, maxima in itertools.islice(self._slices, max(len(self._slices) - length, 0), None):
+            for _, maxima in itertools.islice(self._slices, max(len(self._slices) - length, 0), None):
                 np.maximum(largest[: len(maxima)], maxima, out=largest[: len(maxima)])
         return largest if merge is None else np.array([largest[rows].max(initial=0) for rows in merge])
 
@@ -155,11 +155,36 @@ class Tails:
             sketch.add(float(self.bucket_values[bucket]), float(counts[bucket]))
         return sketch
 
-    def _push(self, flat: Ints, maxima: Floats) -> None:
+    def _count_added(self) -> None:
+        """Count what was added since the last time, in one go: numpy is cheap per value and dear per call."""
+        if not self._added:
+            return
+        rows = np.concatenate([rows for rows, _ in self._added])
+        values = np.concatenate([values for _, values in self._added])
+        self._added = []
+        known = ~np.isnan(values)
+        if not known.all():
+            rows, values = rows[known], values[known]
+        if not len(values):
+            return
+        # Sorting first makes one addition per bucket in use instead of one per value and window.
+        flat = rows * self.num_buckets + self.bucket(values)
+        order = np.argsort(flat)
+        flat, rows, values = flat[order], rows[order], values[order]
+        starts = np.flatnonzero(np.diff(flat, prepend=-1))
+        buckets, repeated = flat[starts], np.diff(starts, append=len(flat)).astype(np.int32)
+        for counts in self._counts.values():
+            counts[buckets] += repeated
+        self._open.append((buckets, repeated))
+        starts = np.flatnonzero(np.diff(rows, prepend=-1))
+        largest = np.maximum.reduceat(values, starts)
+        for maxima in (self._open_max, self._run_max):
+            maxima[rows[starts]] = np.maximum(maxima[rows[starts]], largest)
+
+    def _push(self, counted: list[tuple[Ints, Counts]], maxima: Floats) -> None:
         for name, length_ns in WINDOWS_NS.items():
             length = length_ns // SLICE_NS
             if len(self._slices) >= length:
-                old, counts, _ = self._slices[-length]
-                self._counts[name][old] -= counts
-        unique, repeated = np.unique(flat, return_counts=True)
-        self._slices.append((unique, repeated.astype(np.int32), maxima))
+                for buckets, repeated in self._slices[-length][0]:
+                    self._counts[name][buckets] -= repeated
+        self._slices.append((counted, maxima))

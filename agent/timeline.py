@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ranksight.agent.groups import GroupRegistry
-from ranksight.agent.slots import Rows
+from ranksight.agent.slots import Rows, pick, stack
 from ranksight.hooks import wire
 
 MAX_POOL = 1 << 16
@@ -48,7 +48,8 @@ FACT = np.dtype(
         ("exit", "i8"),  # 0 when it will never be known
         ("bytes", "i8"),
         ("step", "i8"),
-    ]
+    ],
+    align=True,
 )
 Facts = NDArray[np.void]
 
@@ -106,7 +107,11 @@ class Timeline:
     def __init__(self, registry: GroupRegistry) -> None:
         self._registry = registry
         self._pool: Facts = np.empty(0, FACT)
-        self._launched: dict[tuple[int, int], int] = {}  # (group, rank) -> collectives launched
+        self.sources: dict[tuple[int, int], int] = {}  # (generation, rank) -> number of its ring
+        self.ended: set[int] = set()  # rings that were read to their end
+        # Per group and ring. Point-to-point operations have sequences of their own and do not count as launched.
+        self.launched = np.zeros((0, 0), np.int64)
+        self.seconds = np.zeros((0, 0))
         self._swept_ns = 0
         self._known = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
         self._pairs: dict[int, int] = {}
@@ -118,29 +123,33 @@ class Timeline:
         """Facts that wait for other members of their instance."""
         return len(self._pool)
 
-    def launched(self) -> dict[tuple[int, int], int]:
-        """Collectives launched so far per (group number, rank); point-to-point operations have sequences of their own."""
-        return self._launched
-
     def note_launched(self, facts: Facts) -> None:
         """Take note of operations as soon as they are seen, complete or not."""
-        collectives = facts[(facts["key"] & _LANES) == _LANES]
-        if not len(collectives):
-            return
-        who = collectives["group"].astype(np.int64) << 32 | collectives["rank"].astype(np.int64) & 0xFFFFFFFF
-        pairs, where = np.unique(who, return_inverse=True)
-        newest = np.full(len(pairs), -1, np.int64)
-        np.maximum.at(newest, where, collectives["seq"])
-        for pair, seq in zip(pairs.tolist(), newest.tolist(), strict=True):
-            key = (pair >> 32, (pair & 0xFFFFFFFF) - (1 << 32) * (pair >> 31 & 1))
-            self._launched[key] = max(self._launched.get(key, 0), seq + 1)
+        self._make_room(int(facts["group"].max(initial=0)), int(facts["source"].max(initial=0)))
+        collectives = (facts["key"] & _LANES) == _LANES
+        places = facts["group"].astype(np.int64) * self.launched.shape[1] + facts["source"]
+        np.maximum.at(self.launched.reshape(-1), places[collectives], facts["seq"][collectives] + 1)
+
+    def note_seconds(self, facts: Facts, duration: NDArray[np.float64]) -> None:
+        """Add the known durations of settled operations to the time spent in their groups."""
+        places = facts["group"].astype(np.int64) * self.launched.shape[1] + facts["source"]
+        self.seconds += np.bincount(
+            places, weights=np.nan_to_num(duration), minlength=self.seconds.size
+        ).reshape(self.seconds.shape)  # fmt: skip
+
+    def launched_by(self, group: int, rank: int) -> int:
+        """Collectives that a rank has launched in a group, as far as its ring was read."""
+        source = self.sources.get((self._registry.groups[group].generation, rank))
+        if source is None or group >= self.launched.shape[0] or source >= self.launched.shape[1]:
+            return 0
+        return int(self.launched[group, source])
 
     def join(self, facts: Facts) -> Joined:
         """Add settled facts and take out the instances that are whole now."""
-        pool = np.concatenate((self._pool, facts)) if len(self._pool) else facts
+        pool = stack((self._pool, facts)) if len(self._pool) else facts
         if not len(pool):
             return Joined(pool, np.empty(0, np.int64))
-        pool = pool[np.lexsort((pool["seq"], pool["tag"], pool["key"]))]
+        pool = pick(pool, np.lexsort((pool["seq"], pool["tag"], pool["key"])))
         key, tag, seq = pool["key"], pool["tag"], pool["seq"]
         new = np.ones(len(pool), bool)
         new[1:] = (key[1:] != key[:-1]) | (seq[1:] != seq[:-1]) | (tag[1:] != tag[:-1])
@@ -152,18 +161,13 @@ class Timeline:
         ended = np.minimum.reduceat(pool["exit"], starts) > 0
         self.partial += int(np.count_nonzero(here & ~whole))
         self.incomplete += int(np.count_nonzero(whole & ~ended))
-        self._pool = pool[np.repeat(~here, counts)]
+        self._pool = pick(pool, np.repeat(~here, counts))
         done = whole & ended
         sizes = counts[done]
-        return Joined(pool[np.repeat(done, counts)], np.cumsum(sizes) - sizes)
+        return Joined(pick(pool, np.repeat(done, counts)), np.cumsum(sizes) - sizes)
 
-    def sweep(
-        self, now_ns: int, open_facts: Facts, readable: dict[int, frozenset[int]], gone: dict[int, frozenset[int]]
-    ) -> None:
-        """Give up instances that can't become whole; at most once a second, the work grows with what is waiting.
-
-        `readable` and `gone` are ranks by generation: with a ring that is still read, and with one that was read to its end.
-        """
+    def sweep(self, now_ns: int, open_facts: Facts) -> None:
+        """Give up instances that can't become whole; at most once a second, the work grows with what is waiting."""
         if not len(self._pool) or now_ns - self._swept_ns < 1_000_000_000:
             return
         self._swept_ns = now_ns
@@ -173,7 +177,7 @@ class Timeline:
         keep[p2p] = pool["exit"][p2p] > now_ns - P2P_PATIENCE_NS
         for group in np.unique(pool["group"][~p2p]).tolist():
             mine = np.flatnonzero((pool["group"] == group) & ~p2p)
-            keep[mine] = self._still_possible(group, pool[mine], now_ns, open_facts, readable, gone)
+            keep[mine] = self._still_possible(group, pool[mine], now_ns, open_facts)
         if np.count_nonzero(keep) > MAX_POOL:
             oldest_kept = np.sort(pool["enter"][keep])[-MAX_POOL]
             keep &= pool["enter"] >= oldest_kept
@@ -193,12 +197,19 @@ class Timeline:
             members: tuple[int, ...] = ()
             if key & _LANES == _LANES:
                 members = self._registry.groups[group].local or ()
-                launched |= {rank for rank in members if self._launched.get((group, rank), 0) > seq}
+                launched |= {rank for rank in members if self.launched_by(group, rank) > seq}
             missing = tuple(rank for rank in members if rank not in launched)
             op = wire.OP_NAMES[int(facts[0]["op"])]
             since = min(int(fact["enter"]) for fact in facts)
             result.append(InFlight(group, op, seq, tuple(sorted(launched)), missing, since))
         return sorted(result, key=lambda operation: operation.since_ns)
+
+    def _make_room(self, group: int, source: int) -> None:
+        groups, sources = self.launched.shape
+        if group < groups and source < sources:
+            return
+        room = ((0, max(group + 1, 2 * groups) - groups), (0, max(source + 1, sources) - sources))
+        self.launched, self.seconds = np.pad(self.launched, room), np.pad(self.seconds, room)
 
     def _needed(self, firsts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Members that must be here, and members in all, of the instances with these first facts."""
@@ -228,33 +239,26 @@ class Timeline:
         ranks = known.group.ranks
         return sum(end < len(ranks) and ranks[end] in known.local for end in (source, destination)) or 1
 
-    def _still_possible(
-        self,
-        group: int,
-        facts: Facts,
-        now_ns: int,
-        open_facts: Facts,
-        readable: dict[int, frozenset[int]],
-        gone: dict[int, frozenset[int]],
-    ) -> NDArray[np.bool_]:
+    def _still_possible(self, group: int, facts: Facts, now_ns: int, open_facts: Facts) -> NDArray[np.bool_]:
         """Tell for each fact of one group whether the missing members of its instance may still come."""
         known = self._registry.groups[group]
         if known.local is None:
             return np.asarray(facts["exit"] > now_ns - P2P_PATIENCE_NS)
-        generation, members = known.generation, np.array(known.local)
-        opened = open_facts[open_facts["group"] == group]
+        members = np.array(known.local)
+        opened = open_facts[(open_facts["group"] == group) & ((open_facts["key"] & _LANES) == _LANES)]
         # Every collective of a member below its limit is settled: what is not in the pool was dropped.
         limits = np.zeros(len(members), np.int64)
+        absent = np.zeros(len(members), bool)
         for at, rank in enumerate(known.local):
-            if rank in readable.get(generation, ()):
-                own = opened["seq"][(opened["rank"] == rank) & ((opened["key"] & _LANES) == _LANES)]
-                limits[at] = own.min() if len(own) else self._launched.get((group, rank), 0)
-            elif rank in gone.get(generation, ()):
+            source = self.sources.get((known.generation, rank))
+            absent[at] = source is None
+            own = opened["seq"][opened["source"] == (-1 if source is None else source)]
+            limits[at] = own.min() if len(own) else self.launched_by(group, rank)
+            if source in self.ended:
                 limits[at] = np.iinfo(np.int64).max
         seqs, where = np.unique(facts["seq"], return_inverse=True)
         present = np.zeros((len(seqs), len(members)), bool)
         present[where, np.searchsorted(members, facts["rank"])] = True
-        absent = ~np.isin(members, list(readable.get(generation, ())) + list(gone.get(generation, ())))
         old = np.zeros(len(seqs), bool)
         np.logical_or.at(old, where, (facts["exit"] > 0) & (facts["exit"] < now_ns - ABSENT_PATIENCE_NS))
         never = present | (limits > seqs[:, None]) | absent & old[:, None]

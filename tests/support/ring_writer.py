@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
+from ranksight.agent.slots import COLLECTIVE, Rows
 from ranksight.hooks import wire
 from ranksight.hooks.ring import Ring, Sizes, create
 
@@ -92,6 +95,17 @@ class RingWriter:
         if publish:
             self.publish(index + 1)
         return index + 1
+
+    def bulk(self, rows: Rows) -> None:
+        """Many complete operations at once; tickets are given here. Takes about a microsecond a row."""
+        slots = np.frombuffer(
+            self.ring.buffer, COLLECTIVE, self.ring["collectives_slots"], self.ring["collectives_offset"]
+        )
+        head = self.ring["collectives_head"]
+        rows["ticket"] = np.arange(head + 1, head + 1 + len(rows))
+        slots[np.arange(head, head + len(rows)) % len(slots)] = rows
+        self.ring["collectives_count"] = self.ring["collectives_count"] + len(rows)
+        self.ring["collectives_head"] = head + len(rows)
 
     def publish(self, ticket: int) -> None:
         """Store the ticket of a record that was written with `publish=False`."""
