@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +11,12 @@ import promql_parser
 import pytest
 import yaml
 
-from ranksight.agent import catalog
 from ranksight.dashboards import rules
 from tests.support.promql import names_and_labels
+from tests.support.series import EXPORTED, RECORDED
 
 RULES = [rule for group in rules.GROUPS for rule in group.rules]
 BY_RECORD = {rule.record: rule for rule in RULES}
-PROMETHEUS_LABELS = {"job", "instance"}
-
-
-def series_of(spec: catalog.Spec) -> Iterator[tuple[str, set[str]]]:
-    """Names of the series of a metric and the labels they have in Prometheus."""
-    labels = {*spec.labels, *PROMETHEUS_LABELS}
-    if spec.type == catalog.Type.HISTOGRAM:
-        yield from ((f"{spec.name}_bucket", labels | {"le"}), (f"{spec.name}_sum", labels), (f"{spec.name}_count", labels))
-    else:
-        yield spec.name, labels
-
-
-def level(record: str) -> set[str]:
-    """The labels that a record has by its name."""
-    named = record.split(":", maxsplit=1)[0].split("_")
-    return {"job", *named} | ({"axis"} if "group" in named else set())
-
-
-EXPORTED = {name: labels for spec in catalog.METRICS for name, labels in series_of(spec)}
 
 
 def promtool(*arguments: str | Path) -> None:
@@ -59,11 +39,11 @@ def test_records_are_unique_and_named_level_metric_operations() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.record)
 def test_every_rule_asks_for_series_that_exist_with_the_labels_they_have(rule: rules.Rule) -> None:
+    known = EXPORTED | RECORDED
     for name, labels in names_and_labels(promql_parser.parse(rule.expr)):
-        known = EXPORTED.get(name) or level(name)
-        assert name in EXPORTED or name in BY_RECORD, name
-        # `run` comes from the join and `members` from count_values.
-        assert labels - known - {"run", "members"} == set(), (name, labels)
+        assert name in known, name
+        # `members` comes from count_values.
+        assert labels - known[name] - {"members"} == set(), (name, labels)
 
 
 @pytest.mark.system("promtool")
