@@ -45,7 +45,7 @@ class NativeTap:
             raise native_build.Unavailable(text)
         self.missing_ops = text.split()
         # From the class's own dict: what getattr returns is no method any more and would lose `self`.
-        self._work = _work_class()
+        self._work = work_class()
         self._wait = self._work.__dict__["wait"]
         method = self._library.ranksight_wait_method(self._work, self._wait.__func__)
         self._work.wait = method
@@ -64,7 +64,8 @@ class NativeTap:
         self._library.ranksight_forget_groups(None if name is None else name.encode())
 
 
-def _work_class() -> Any:
+def work_class() -> Any:
+    """The class whose `wait` is replaced; untyped, because assigning to a method is what this is for."""
     import torch
 
     return torch._C._distributed_c10d.Work

@@ -82,12 +82,25 @@ def install(ring: Ring, prefer: str = "native") -> TapHandle:
 
             native = NativeTap(ring.path)
             kind, tap = wire.Tap.NATIVE, native
-            if native.missing_ops:
-                reasons.append(f"this torch has no {' '.join(native.missing_ops)}; nothing is recorded for them")
+            reasons += _about_missing(native.missing_ops)
         except Exception as error:
             reasons.append(f"no native tap: {error}")
+            prefer = "python"
+    if prefer == "python":
+        try:
+            from ranksight.hooks.python_tap import PythonTap
+
+            python = PythonTap(ring)
+            kind, tap = wire.Tap.PYTHON, python
+            reasons += _about_missing(python.missing_ops)
+        except Exception as error:
+            reasons.append(f"no Python tap: {error}")
     ring["tap"] = kind
     for reason in reasons:
         now = time.monotonic_ns()
         ring.events.write(wire.EventKind.NOTE, now, now, name=ring.hooks_table.string(reason))
     return TapHandle(ring, kind, tap, tuple(reasons))
+
+
+def _about_missing(ops: list[str]) -> list[str]:
+    return [f"this torch has no {' '.join(ops)}; nothing is recorded for them"] if ops else []
