@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
 
 from ranksight.trainer import manifest
 from ranksight.trainer.config import Config, ConfigError
@@ -69,16 +69,16 @@ class Checkpoints:
         self.settle()
         draft = manifest.draft_path(self._folder, step)
         if self._leader and draft.exists():
-            # No other rank writes a shard before rank 0 has joined the planning inside dcp.save.
+            # No other rank writes a shard before rank 0 has joined the planning inside save.
             shutil.rmtree(draft)
         facts = {"step": step, "cursor": cursor, **self._identity, "plan": self._plan}
-        writer = dcp.FileSystemWriter(draft)
+        writer = filesystem.FileSystemWriter(draft)
         if self._config.background:
-            written = dcp.async_save(state, storage_writer=writer, process_group=self._group)
+            written = state_dict_saver.async_save(state, storage_writer=writer, process_group=self._group)
             assert isinstance(written, Future)
             self._pending = self._publisher.submit(self._publish, written, draft, facts)
         else:
-            dcp.save(state, storage_writer=writer, process_group=self._group)
+            state_dict_saver.save(state, storage_writer=writer, process_group=self._group)
             self._publish(None, draft, facts)
             dist.barrier(self._group)  # no rank goes on, and perhaps dies, before the checkpoint counts
 
@@ -115,7 +115,7 @@ class Checkpoints:
             if facts.get(key) != value
         ]:
             raise ConfigError(f"{path} belongs to another run: {'; '.join(differing)}")
-        dcp.load(state, storage_reader=dcp.FileSystemReader(path), process_group=self._group)
+        state_dict_loader.load(state, storage_reader=filesystem.FileSystemReader(path), process_group=self._group)
         return facts["step"], facts["cursor"]
 
     def _publish(self, written: Future[Any] | None, draft: Path, facts: dict[str, Any]) -> None:

@@ -58,9 +58,9 @@ def _one_of(part: object, name: str, choices: Iterable[str]) -> Iterable[str]:
         yield f"{name} {value!r} is none of {', '.join(allowed)}"
 
 
-def option(default: Any, help: str) -> Any:
+def option(default: Any, text: str) -> Any:
     """A field with its default and the text that `--help` shows."""
-    return field(default=default, metadata={"help": help})
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +173,8 @@ class TrainConfig:
     weight_decay: float = option(0.1, "weight decay of AdamW")
     clip: float = option(1.0, "largest global gradient norm")
     balance: str = option("bias", "expert balancing: bias (no auxiliary loss), aux (auxiliary loss), none")
-    bias_rate: float = option(1e-2, "step of the router bias, with balance bias")
-    aux_weight: float = option(1e-2, "weight of the auxiliary loss, with balance aux")
+    bias_rate: float = option(2e-2, "step of the router bias, with balance bias")
+    aux_weight: float = option(1e-1, "weight of the auxiliary loss, with balance aux")
     precision: str = option("f32", "f32, f64, or bf16 (parameters and reductions stay f32)")
     device: str = option("cpu", "cpu (gloo) or cuda (NCCL; untested)")
     timeout: float = option(300.0, "seconds after which a collective fails")

@@ -47,11 +47,11 @@ def publish(draft: Path, final: Path, facts: dict[str, Any]) -> None:
     for directory in (draft, *(p for p in draft.rglob("*") if p.is_dir())):
         _sync(directory)
     remove(final)
-    os.rename(draft, final)
+    draft.rename(final)
     _sync(final.parent)
     marker = final / f".{MARKER}"
     _write(marker, hashlib.sha256(manifest).hexdigest().encode())
-    os.rename(marker, final / MARKER)
+    marker.rename(final / MARKER)
     _sync(final)
 
 

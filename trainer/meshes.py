@@ -21,10 +21,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from ranksight.trainer.config import ParallelPlan
 
@@ -49,10 +52,10 @@ def process_group(device: str, timeout: timedelta, generation: int) -> Iterator[
     dead ranks in it; so every generation reads and writes under a prefix of its own.
     """
     if "RANK" in os.environ:
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
-        store = dist.PrefixStore(f"generation-{generation}", store)
+        launched, rank, world_size = next(rendezvous("env://", timeout=timeout))
+        store: Store = PrefixStore(f"generation-{generation}", launched)
     else:
-        store, rank, world_size = dist.HashStore(), 0, 1
+        store, rank, world_size = HashStore(), 0, 1
     place = torch.device(device)
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -67,7 +70,7 @@ def make_meshes(plan: ParallelPlan, device: str, timeout: timedelta) -> Meshes:
     """Make every group of the plan; collective over the world."""
 
     def mesh(**sizes: int) -> DeviceMesh:
-        options = {axis: (BACKENDS[device], _options(device, timeout)) for axis in sizes}
+        options: dict[int | str, Any] = {axis: (BACKENDS[device], _options(device, timeout)) for axis in sizes}
         return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=options)
 
     dense = mesh(pp=plan.pp, dp=plan.dp, tp=plan.tp)
@@ -75,11 +78,8 @@ def make_meshes(plan: ParallelPlan, device: str, timeout: timedelta) -> Meshes:
     return Meshes(dense, sparse, dense.get_local_rank("pp"), dense.get_local_rank("dp"))
 
 
-def _options(device: str, timeout: timedelta) -> dist.Backend.Options:
-    options: dist.Backend.Options
-    if device == "cuda":
-        options = dist.ProcessGroupNCCL.Options()
-    else:
-        options = dist.ProcessGroupGloo._Options()
+def _options(device: str, timeout: timedelta) -> Any:
+    backend: Any = dist.ProcessGroupNCCL if device == "cuda" else dist.ProcessGroupGloo
+    options = backend.Options() if device == "cuda" else backend._Options()
     options._timeout = timeout
     return options

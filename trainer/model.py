@@ -137,7 +137,7 @@ class Transformer(nn.Module):
                 weight.fill_(1.0)
                 continue
             generator = torch.Generator().manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
-            std = 0.02 if "embedding" in name or "router" in name else weight.shape[-1] ** -0.5
+            std = {"embedding.weight": 1.0, "head.weight": 0.02}.get(name, weight.shape[-1] ** -0.5)
             if name.endswith(("attention.output.weight", "down_EDF")):
                 std /= math.sqrt(2 * model.layers)  # the residual stream sums 2 x layers of these
             weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64) * std)

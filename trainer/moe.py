@@ -64,7 +64,8 @@ class MoE(nn.Module):
         else:
             outputs_RD = self._spread(copies_RD, rows_E, self.ep_group)
         outputs_TKD = outputs_RD[_inverse(order_R)].view(tokens, top_k, -1)
-        return (outputs_TKD * weights_TK.to(outputs_TKD).unsqueeze(-1)).sum(1).view_as(x_BSD)
+        mixed_TD: Tensor = (outputs_TKD * weights_TK.to(outputs_TKD).unsqueeze(-1)).sum(1)
+        return mixed_TD.view_as(x_BSD)
 
     def _spread(self, copies_RD: Tensor, rows_E: Tensor, group: dist.ProcessGroup) -> Tensor:
         """Run rows on the ranks that own their experts; the result is in the order of `copies_RD`."""
@@ -78,7 +79,10 @@ class MoE(nn.Module):
         local = torch.arange(arriving_WL.shape[1], device=rows_E.device).repeat(group.size())
         order_Q = local.repeat_interleave(arriving_E).argsort(stable=True)
         outputs_QD = self.experts(rows_QD[order_Q], arriving_WL.sum(0).tolist())
-        return funcol.wait_tensor(funcol.all_to_all_single(outputs_QD[_inverse(order_Q)], sent, received, group))
+        home_RD: Tensor = funcol.wait_tensor(
+            funcol.all_to_all_single(outputs_QD[_inverse(order_Q)], sent, received, group)
+        )
+        return home_RD
 
 
 def _local(weight: Tensor) -> Tensor:

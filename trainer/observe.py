@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
-
 from ranksight import hooks
 from ranksight.trainer.corpus import Batch
 from ranksight.trainer.stats import Stats

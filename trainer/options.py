@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,15 @@ def parse(argv: Sequence[str]) -> Config:
 def build(tables: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None = None) -> Config:
     """A config from tables of a file and single options, which win."""
     single = given or {}
-    parts = {
-        name: part(**{**tables.get(name, {}), **{key: single[key] for key in _names(part) if key in single}})
-        for name, part in PARTS.items()
-    }
+    parts, problems = {}, []
+    for name, part in PARTS.items():
+        own = {f.name: single[f.name] for f in dataclasses.fields(part) if f.name in single}
+        try:
+            parts[name] = part(**{**tables.get(name, {}), **own})
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("; ".join(problems))
     return Config(**parts)
 
 
@@ -65,10 +70,6 @@ def read_toml(path: Path) -> dict[str, dict[str, Any]]:
             elif type(value) is not wanted:
                 raise ConfigError(f"{path}: [{name}] {key} = {value!r} is no {wanted.__name__}")
     return tables
-
-
-def _names(part: type[Any]) -> Iterator[str]:
-    return (f.name for f in dataclasses.fields(part))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -97,7 +97,7 @@ class Microbatches:
             set_gradient_sync(self._model, number == self._count)
             with self._loss.parallel():
                 loss = self._loss(self._model(inputs), targets)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             losses.append(loss.detach())
         return self._loss.report(losses)
 
@@ -132,7 +132,7 @@ class Pipeline:
         return self._loss.report([loss.detach() for loss in losses])
 
 
-def _exchanged(config: Config, first: bool, last: bool) -> dict[str, Tensor]:
+def _exchanged(config: Config, first: bool, last: bool) -> dict[str, Any]:
     """Shapes of a stage's input and output, as tensors without data."""
     batch, seq, dtype = config.microbatch, config.model.seq, DTYPES[config.train.precision]
     hidden = torch.empty(batch, seq // config.plan.tp, config.model.dim, dtype=dtype, device="meta", requires_grad=True)

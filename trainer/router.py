@@ -17,7 +17,7 @@ Shape suffixes: B sequences, S positions, D model width, T = B * S tokens, E exp
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class Router(nn.Module):
         if self.balance == "aux":
             chances_TE = scores_TE / scores_TE.sum(-1, keepdim=True)
             aux = self._aux_scale * (chances_TE * self.share_E).sum()
-            weights_TK = cast(Tensor, AddLoss.apply(weights_TK, aux))
+            weights_TK = AddLoss.apply(weights_TK, aux)  # type: ignore[no-untyped-call]
         if self.counting:
             with torch.no_grad():
                 self.tokens_E += torch.bincount(chosen_TK.flatten(), minlength=self.experts)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from ranksight.trainer.config import ModelConfig
+from ranksight.trainer.config import Config
 from ranksight.trainer.router import Router
 
 LOSS, AUX, GRAD, NONFINITE, STOP, STEP, HEAD = range(7)
@@ -46,7 +46,7 @@ class Stats:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor."""
+    """Part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -66,14 +66,14 @@ class StepStats:
 
     def __init__(
         self,
-        model: ModelConfig,
+        config: Config,
         parameters: Mapping[str, nn.Parameter],
         routers: Mapping[int, Router],
-        ranks_per_stage: int,
         device: torch.device,
     ) -> None:
         self._parameters, self._routers = parameters, routers
-        self._holders = {name: holders(parameter, ranks_per_stage) for name, parameter in parameters.items()}
+        model, ranks = config.model, config.plan.dp * config.plan.tp
+        self._holders = {name: holders(parameter, ranks) for name, parameter in parameters.items()}
         self._shape = (model.layers, model.experts)
         self._vector = torch.zeros(HEAD + model.layers * model.experts, dtype=torch.float64, device=device)
 

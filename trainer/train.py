@@ -1,8 +1,7 @@
 """The training loop, read from top to bottom.
 
-Config -> Trainer: meshes, parts of the model, optimizer, statistics, checkpoints -> run -> one Report a step
-
-a step:  batch -> forward and backward -> the one all-reduce -> clip, update, balance -> report -> checkpoint
+set-up   meshes, parts of the model, optimizer, statistics, checkpoints
+a step   batch -> forward and backward -> the one all-reduce -> clip, update, balance -> report -> checkpoint
 """
 
 from __future__ import annotations
@@ -61,9 +60,7 @@ class Trainer:
         with observe.phase("partition"):
             self._build_parts()
             self._build_optimizer()
-        self.stats = StepStats(
-            config.model, self.parameters, self.routers, config.plan.dp * config.plan.tp, device
-        )  # fmt: skip
+        self.stats = StepStats(config, self.parameters, self.routers, device)
         self.checkpoints = Checkpoints(config, self.corpus.digest)
         self.step = 0  # steps done
         self.cursor = 0  # next sample of the corpus
@@ -107,7 +104,7 @@ class Trainer:
             self.step, self.cursor = self.checkpoints.load(path, self._state())
         say(f"resumed from {path} after step {self.step}, data cursor {self.cursor}")
 
-    def run(self, on_report: Callable[[Report], None] = lambda report: None) -> list[Report]:
+    def run(self, on_report: Callable[[Report], None]) -> list[Report]:
         """Train until `steps` are done or all ranks agree to stop; leaves a checkpoint when there is a folder."""
         reports: list[Report] = []
         every, folder = self.config.checkpoint.every, self.config.checkpoint.folder
