@@ -29,6 +29,10 @@ class Spec:
     source: str
 
 
+MAX_COMBINATIONS = 64  # (axis, op, size class) with series of their own
+MAX_GROUPS = 64  # process groups with series of their own
+HISTOGRAM_LINES = 25  # 22 buckets, +Inf, sum and count
+
 _C, _G, _H = Type.COUNTER, Type.GAUGE, Type.HISTOGRAM
 _OP = ("rank", "axis", "op", "size")
 _SHARED = ("axis", "op", "size")
@@ -284,27 +288,41 @@ _BOUND = """
 ## Number of series
 
 With R ranks on the host (at most 64, more share `rank="other"`), C combinations of (axis, op, size class) and G process
-groups, C <= 64 and G <= 64 (`max_combinations`, `max_groups`; what goes beyond is counted under `other` and in
+groups, C <= {combinations} and G <= {groups} (what goes beyond is counted under `other` and in
 `ranksight_folded_operations_total` and `ranksight_folded_groups`), an agent exports at most
 
-    R * (C + 1) * (6 + 2 * 10 + 2 * 25)   per-rank counters, tails of two windows, two histograms of 25 lines
-    + (C + 1) * (4 + 3 * 10)              shared counters and tails
-    + R * (C + 1)                         blame
-    + (2 * R + 1) * (G + 1)               process groups
-    + R * 70 + 20                         steps, ranks, completeness, cost
+    R * (C + 1) * (6 + 2 * 10 + 2 * {histogram})   per-rank counters, tails of two windows, two histograms
+    + (C + 1) * (4 + 2 * 10 + 6)           shared counters, tails, bandwidth
+    + R * (C + 1)                          blame
+    + (2 * R + 1) * (G + 1)                process groups
+    + R * 70 + 20                          steps, ranks, completeness, cost
 
-lines. Histograms have no `size` label, so C counts (axis, op) there. A job of pp 2, dp 2, tp 2, ep 4 on 8 ranks has
-about 25 combinations and 9,000 lines.
+lines. Histograms have no `size` label and blame has neither `op` nor `size`, so C counts fewer combinations there. A
+job of pp 2, dp 2, tp 2, ep 4 on 8 ranks has about 25 combinations and 9,000 lines.
 """
+
+
+def most_lines(ranks: int, combinations: int = MAX_COMBINATIONS, groups: int = MAX_GROUPS) -> int:
+    """The bound that docs/metrics.md states, for a host with so many ranks."""
+    rows = combinations + 1
+    return (
+        ranks * rows * (6 + 2 * 10 + 2 * HISTOGRAM_LINES)
+        + rows * (4 + 2 * 10 + 6)
+        + ranks * rows
+        + (2 * ranks + 1) * (groups + 1)
+        + ranks * 70
+        + 20
+    )
 
 
 def markdown() -> str:
     """The text of docs/metrics.md."""
+    bound = _BOUND.format(combinations=MAX_COMBINATIONS, groups=MAX_GROUPS, histogram=HISTOGRAM_LINES)
     rows = (
         f"| `{spec.name}` | {spec.type} | {', '.join(f'`{label}`' for label in spec.labels) or '-'} | {spec.help} | {spec.source} |\n"
         for spec in METRICS
     )
-    return _INTRODUCTION + "".join(rows) + _BOUND
+    return _INTRODUCTION + "".join(rows) + bound
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.samples import Exemplar
 
 from ranksight.agent import catalog
-from ranksight.agent.catalog import Spec, Type
+from ranksight.agent.catalog import MAX_GROUPS, Spec, Type
 from ranksight.agent.sections import overhead
 from ranksight.agent.series import BUCKETS, OTHER, Histogram
 from ranksight.agent.tails import QUANTILES, WINDOWS_NS, Floats, Tails
@@ -30,7 +30,6 @@ from ranksight.agent.trace_id import trace_id
 if TYPE_CHECKING:
     from ranksight.agent.observer import Observer
 
-MAX_GROUPS = 64
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -315,7 +314,7 @@ def _ranks(observer: Observer) -> Iterator[Block]:
         ("ranksight_hook_errors_total", ("tap_errors", "hooks_errors"), 1),
     ):
         parts = [
-            ((str(source.rank), part), source.reader[field] / unit)
+            ((str(source.rank), part), observer.total(source.rank, field) / unit)
             for source in current
             for part, field in zip(("tap", "hooks"), fields, strict=True)
         ]

@@ -141,6 +141,10 @@ class Observer:
         for group, source in np.argwhere((launched > 0) | (seconds > 0)).tolist():
             yield group, ranks[source], int(launched[group, source]), float(seconds[group, source])
 
+    def total(self, rank: int, *fields: str) -> int:
+        """Sum of header fields over all processes that this rank has had."""
+        return sum(source.reader[name] for source in self.sources.values() if source.rank == rank for name in fields)
+
     def in_flight(self) -> list[InFlight]:
         """Operations that some rank has launched and not completed, oldest first."""
         return self.timeline.in_flight(self._open_facts())
@@ -175,9 +179,9 @@ class Observer:
                     tap=newest.identity.tap,
                     collectives=_sum(source.reader.counts("collectives") for source in mine),
                     events=_sum(source.reader.counts("events") for source in mine),
-                    skipped=sum(source.reader["collectives_skipped"] for source in mine),
-                    late_completions=sum(source.reader["late_completions"] for source in mine),
-                    errors=sum(source.reader["tap_errors"] + source.reader["hooks_errors"] for source in mine),
+                    skipped=self.total(rank, "collectives_skipped"),
+                    late_completions=self.total(rank, "late_completions"),
+                    errors=self.total(rank, "tap_errors", "hooks_errors"),
                     notes=tuple(self.steps_of(rank).notes),
                 )
             )

@@ -237,8 +237,12 @@ class RingReader:
             return rows
         complete, flags = rows["complete_ns"], rows["flags"]
         never = (flags & _NO_COMPLETION) != 0
-        waited = (rows["wait_end_ns"] > 0) | ((flags & _ASYNC) == 0) & (rows["wait_begin_ns"] == 0)
-        settled = (never | (complete > 0)) & (rows["return_ns"] > 0) & (waited | (complete < now_ns - WAIT_GRACE_NS))
+        ended, unwaited = rows["wait_end_ns"] > 0, rows["wait_begin_ns"] == 0
+        waited = ended | ((flags & _ASYNC) == 0) & unwaited
+        settled = (complete > 0) & (waited | (complete < now_ns - WAIT_GRACE_NS))
+        # Without a future only the wait says that it is over, and until the wait ends its caller is held up.
+        settled |= never & (ended | unwaited & (rows["enqueue_ns"] < now_ns - WAIT_GRACE_NS))
+        settled &= rows["return_ns"] > 0
         settled |= ((flags & _FAILED) != 0) | final & (complete > 0)
         settled[: len(old)] |= ~alive  # nothing more will ever be known
         self.open_rows = pick(rows, ~settled)

@@ -35,8 +35,8 @@ def overhead(observer: Observer) -> dict[str, Any]:
     """Seconds that tap and hooks took on calling threads, and their share of the step time where steps are known."""
     per_rank = []
     for source in observer.current():
-        reader, steps = source.reader, observer.steps_of(source.rank)
-        seconds = (reader["tap_cost_ns"] + reader["hooks_cost_ns"]) / 1e9
+        steps = observer.steps_of(source.rank)
+        seconds = observer.total(source.rank, "tap_cost_ns", "hooks_cost_ns") / 1e9
         fraction = seconds / steps.step_seconds if steps.step_seconds else None
         per_rank.append({"rank": source.rank, "hook_seconds": seconds, "fraction": fraction})
     known = [entry["fraction"] for entry in per_rank if entry["fraction"] is not None]

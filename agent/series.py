@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ranksight.agent import sizes
+from ranksight.agent.catalog import MAX_COMBINATIONS
 from ranksight.agent.tails import Tails
 from ranksight.hooks import wire
 
-MAX_COMBINATIONS = 64
 MAX_RANKS = 64
 OTHER = "other"
 ALL_SIZES = "all"

@@ -118,7 +118,8 @@ class Tails:
         running = np.cumsum(counts[filled, first : int(used[-1]) + 1], axis=1)
         last_place: Floats = (running[:, -1] - 1).astype(float)
         for column, quantile in enumerate(quantiles):
-            at = (running > (quantile * last_place)[:, None]).argmax(axis=1)
+            place: Floats = quantile * last_place
+            at = np.greater(running, place[:, None]).argmax(axis=1)
             result[filled, column] = np.minimum(self.bucket_values[first + at], maximum[filled])
         return result
 
