@@ -21,14 +21,17 @@ fi
 # ---- Debian packages
 
 missing=() lost=()
-want() { # want PROGRAM PACKAGES WITHOUT-IT
-  command -v "$1" >/dev/null || { missing+=($2); lost+=("without $1: $3"); }
+want() { # want PROGRAM PACKAGE WHAT-IS-LOST
+  command -v "$1" >/dev/null && return
+  lost+=("without $1: $3")
+  case " ${missing[*]} " in *" $2 "*) ;; *) missing+=("$2") ;; esac
 }
 has_headers() {
   "$python" -c 'import pathlib, sysconfig, sys; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
 }
 look() {
   missing=() lost=()
+  "$python" -c 'import ensurepip' 2>/dev/null || { missing+=(python3-venv); lost+=("without ensurepip: no virtual environment"); }
   for group in "$@"; do
     case $group in
       compiler)
