@@ -6,7 +6,8 @@
 
 A collective is handed over once, when it is *settled*: complete, and either no one can wait for it any more or the
 wait has ended. An asynchronous operation whose wait nobody saw is settled `WAIT_GRACE_NS` after its completion: waits
-of C++ callers leave no trace. What is not settled stays in `open_rows` and is looked at again with every poll.
+of C++ callers leave no trace. One that nothing but a wait could see complete (NO_COMPLETION) is given up
+`WAIT_PATIENCE_NS` after its call. What is not settled stays in `open_rows` and is looked at again with every poll.
 
 The writer reserves slots (`*_head`) before it counts records (`*_count`). The reader loads the count first, so at any
 moment `captured + dropped <= count`, with equality as soon as the writer rests.
@@ -30,6 +31,7 @@ from ranksight.hooks.records import Collective, Event, Group, RankIdentity
 from ranksight.hooks.ring import start_ticks
 
 WAIT_GRACE_NS = 1_000_000_000
+WAIT_PATIENCE_NS = 60_000_000_000
 CLOCK_MARGIN_NS = 3_600_000_000_000  # records are younger than the clock reading that a poll begins with
 SPANS = (
     wire.EventKind.STEP,
@@ -236,14 +238,11 @@ class RingReader:
         if not len(rows):
             return rows
         complete, flags = rows["complete_ns"], rows["flags"]
-        never = (flags & _NO_COMPLETION) != 0
-        ended, unwaited = rows["wait_end_ns"] > 0, rows["wait_begin_ns"] == 0
-        waited = ended | ((flags & _ASYNC) == 0) & unwaited
-        settled = (complete > 0) & (waited | (complete < now_ns - WAIT_GRACE_NS))
-        # Without a future only the wait says that it is over, and until the wait ends its caller is held up.
-        settled |= never & (ended | unwaited & (rows["enqueue_ns"] < now_ns - WAIT_GRACE_NS))
-        settled &= rows["return_ns"] > 0
-        settled |= ((flags & _FAILED) != 0) | final & (complete > 0)
+        waited = (rows["wait_end_ns"] > 0) | ((flags & _ASYNC) == 0) & (rows["wait_begin_ns"] == 0)
+        settled = (complete > 0) & (rows["return_ns"] > 0) & (waited | (complete < now_ns - WAIT_GRACE_NS) | final)
+        settled |= (flags & _FAILED) != 0
+        unwaited = ((flags & _NO_COMPLETION) != 0) & (rows["wait_begin_ns"] == 0) & (rows["return_ns"] > 0)
+        settled |= unwaited & (rows["return_ns"] < now_ns - WAIT_PATIENCE_NS)
         settled[: len(old)] |= ~alive  # nothing more will ever be known
         self.open_rows = pick(rows, ~settled)
         return pick(rows, settled)

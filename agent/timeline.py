@@ -31,6 +31,7 @@ _LANES = (1 << 2 * _LANE_BITS) - 1
 _NOBODY = (1 << _LANE_BITS) - 1
 _IS_P2P = np.zeros(1 << 16, bool)
 _IS_P2P[list(wire.P2P_OPS)] = True
+_FAILED, _NO_COMPLETION = int(wire.CollectiveFlag.FAILED), int(wire.CollectiveFlag.NO_COMPLETION)
 _SEND = wire.OP_CODES["send"]
 
 FACT = np.dtype(
@@ -45,9 +46,10 @@ FACT = np.dtype(
         ("flags", "u2"),
         ("series", "i4"),
         ("enter", "i8"),
-        ("exit", "i8"),  # 0 when it will never be known
+        ("exit", "i8"),  # 0 when it is not known, or the operation failed
         ("bytes", "i8"),
         ("step", "i8"),
+        ("unwatched", "?"),  # nothing would tell if it were complete
     ],
     align=True,
 )
@@ -97,7 +99,9 @@ def facts_of(
     facts["group"], facts["source"], facts["rank"], facts["series"] = group, source, rank, series
     for name in ("op", "flags", "bytes", "step"):
         facts[name] = rows[name]
-    facts["enter"], facts["exit"] = rows["enqueue_ns"], rows["complete_ns"]
+    facts["enter"] = rows["enqueue_ns"]
+    facts["exit"] = np.where(rows["flags"] & _FAILED, 0, rows["complete_ns"])
+    facts["unwatched"] = ((rows["flags"] & _NO_COMPLETION) != 0) & (rows["wait_begin_ns"] == 0)
     return facts
 
 
@@ -188,7 +192,7 @@ class Timeline:
     def in_flight(self, open_facts: Facts) -> list[InFlight]:
         """Operations that are open on some rank, oldest first."""
         found: dict[tuple[int, int, int], list[np.void]] = {}
-        for fact in open_facts[open_facts["exit"] == 0]:
+        for fact in open_facts[(open_facts["exit"] == 0) & ~open_facts["unwatched"]]:
             found.setdefault((int(fact["key"]), int(fact["tag"]), int(fact["seq"])), []).append(fact)
         result = []
         for (key, _, seq), facts in found.items():

@@ -19,10 +19,9 @@ from typing import Any
 from ranksight.hooks import wire
 from ranksight.hooks.ring import Ring
 
-_U64 = struct.Struct("<Q")
-_I64 = struct.Struct("<q")
-_U16 = struct.Struct("<H")
 _SLOT = wire.COLLECTIVE
+# The packers of the wire store a whole word at once: another process may look at any moment.
+_U64, _I64, _U16 = _SLOT["ticket"].packer, _SLOT["enqueue_ns"].packer, _SLOT["flags"].packer
 _BODY = struct.Struct("<" + "".join(f.code for f in _SLOT.fields if f.name not in {"ticket", "values"}))
 _BODY_AT = _SLOT["enqueue_ns"].offset
 _VALUES_AT = _SLOT["values"].offset

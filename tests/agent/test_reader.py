@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ranksight.agent.reader import WAIT_GRACE_NS, Counts, RingError, RingReader, process_state
+from ranksight.agent.reader import WAIT_GRACE_NS, WAIT_PATIENCE_NS, Counts, RingError, RingReader, process_state
 from ranksight.agent.slots import COLLECTIVE, EVENT, HEADER
 from ranksight.hooks import wire
 from ranksight.hooks.records import Group
@@ -13,6 +13,7 @@ from ranksight.hooks.ring import Sizes
 from tests.support.ring_writer import RingWriter, put
 
 NOW = 10**12
+SECOND = 10**9
 TINY = Sizes(collectives=8, events=4, tap_table=4096, hooks_table=4096)
 
 
@@ -203,8 +204,19 @@ def test_failed_operations_do_not_stay_open(writer: RingWriter) -> None:
     group = writer.group("0", 2, 1)
     reader = RingReader(writer.path)
     writer.collective(group, 0, 1000, flags=wire.CollectiveFlag.FAILED, return_ns=0)
-    writer.collective(group, 1, 1000, flags=wire.CollectiveFlag.NO_COMPLETION)
-    assert seqs(reader) == [0, 1]
+    assert seqs(reader) == [0]
+
+
+def test_an_operation_that_only_a_wait_can_see_complete(writer: RingWriter) -> None:
+    group = writer.group("0", 2, 1)
+    reader = RingReader(writer.path)
+    waited = writer.collective(group, 0, NOW, flags=wire.CollectiveFlag.NO_COMPLETION)
+    writer.collective(group, 1, NOW, flags=wire.CollectiveFlag.NO_COMPLETION | wire.CollectiveFlag.ASYNC)
+    assert seqs(reader, NOW) == []
+    writer.complete(waited, NOW + 5, wait_begin_ns=NOW + 2, wait_end_ns=NOW + 5, flags=wire.CollectiveFlag.UPPER_BOUND)
+    assert seqs(reader, NOW) == [0]
+    assert seqs(reader, NOW + WAIT_PATIENCE_NS) == []
+    assert seqs(reader, NOW + WAIT_PATIENCE_NS + SECOND) == [1]
 
 
 def test_events_with_continuation_and_open_spans(writer: RingWriter) -> None:
