@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ranksight.agent import catalog
-from ranksight.dashboards import rules
+from ranksight.dashboards import recording_rules
 
 
 def _exported(spec: catalog.Spec) -> Iterator[tuple[str, set[str]]]:
@@ -23,4 +23,4 @@ def _level(record: str) -> set[str]:
 
 
 EXPORTED = {name: labels for spec in catalog.METRICS for name, labels in _exported(spec)}
-RECORDED = {rule.record: _level(rule.record) for group in rules.GROUPS for rule in group.rules}
+RECORDED = {rule.record: _level(rule.record) for group in recording_rules.GROUPS for rule in group.rules}

@@ -17,11 +17,11 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from ranksight.dashboards import grafana
+from ranksight.dashboards import collectives
 from tests.support.promql import names_and_labels
 from tests.support.series import EXPORTED, RECORDED
 
-COMMITTED = json.loads((grafana.GRAFANA / "collectives.json").read_text())
+COMMITTED = json.loads((collectives.GRAFANA / "collectives.json").read_text())
 PANELS = [panel for panel in COMMITTED["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 
@@ -39,9 +39,9 @@ def lost(before: Any, after: Any, where: str = "") -> Iterator[str]:
 
 
 def test_the_committed_file_is_what_the_generator_writes(tmp_path: Path) -> None:
-    grafana.write(tmp_path)
+    collectives.write(tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-        path.name: path.read_text() for path in grafana.GRAFANA.iterdir()
+        path.name: path.read_text() for path in collectives.GRAFANA.iterdir()
     }
 
 
@@ -57,7 +57,7 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
     for panel in COMMITTED["panels"]:
         at = panel["gridPos"]
         cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert not cells & taken and max(x for x, _ in cells) < grafana.WIDTH, panel["title"]
+        assert not cells & taken and max(x for x, _ in cells) < collectives.WIDTH, panel["title"]
         taken |= cells
 
 

@@ -1,7 +1,7 @@
 """The Grafana dashboard "Collectives": who waits for whom, on which axis, and how long.
 
-    agent.catalog, rules -> dashboard() -> modern.dumps -> dashboards/grafana/collectives.json
-                                                         (`python -m ranksight.dashboards.grafana`)
+    agent.catalog, recording_rules -> dashboard() -> modern.dumps -> dashboards/grafana/collectives.json
+                                                         (`python -m ranksight.dashboards.collectives`)
 
 From top to bottom as one asks: is the picture whole and does the job move; where are the tails; who is waited for; what
 the network did; and the steps of each rank. Everything of a whole job comes from the recording rules, everything of one
@@ -18,7 +18,7 @@ from typing import Any
 from grafanalib import core
 
 from ranksight.dashboards import modern
-from ranksight.dashboards.rules import GROUPS, metric
+from ranksight.dashboards.recording_rules import GROUPS, metric
 
 GRAFANA = Path(__file__).with_name("grafana")
 WIDTH = 24

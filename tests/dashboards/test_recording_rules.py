@@ -11,11 +11,11 @@ import promql_parser
 import pytest
 import yaml
 
-from ranksight.dashboards import rules
+from ranksight.dashboards import recording_rules
 from tests.support.promql import names_and_labels
 from tests.support.series import EXPORTED, RECORDED
 
-RULES = [rule for group in rules.GROUPS for rule in group.rules]
+RULES = [rule for group in recording_rules.GROUPS for rule in group.rules]
 BY_RECORD = {rule.record: rule for rule in RULES}
 
 
@@ -25,9 +25,9 @@ def promtool(*arguments: str | Path) -> None:
 
 
 def test_the_committed_files_are_what_the_generator_writes(tmp_path: Path) -> None:
-    rules.write(tmp_path)
+    recording_rules.write(tmp_path)
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert written == {path.name: path.read_text() for path in rules.RULES.iterdir()}
+    assert written == {path.name: path.read_text() for path in recording_rules.RULES.iterdir()}
 
 
 def test_records_are_unique_and_named_level_metric_operations() -> None:
@@ -38,7 +38,7 @@ def test_records_are_unique_and_named_level_metric_operations() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.record)
-def test_every_rule_asks_for_series_that_exist_with_the_labels_they_have(rule: rules.Rule) -> None:
+def test_every_rule_asks_for_series_that_exist_with_the_labels_they_have(rule: recording_rules.Rule) -> None:
     known = EXPORTED | RECORDED
     for name, labels in names_and_labels(promql_parser.parse(rule.expr)):
         assert name in known, name
@@ -48,7 +48,7 @@ def test_every_rule_asks_for_series_that_exist_with_the_labels_they_have(rule: r
 
 @pytest.mark.system("promtool")
 def test_promtool_accepts_the_rules() -> None:
-    promtool("check", "rules", *sorted(rules.RULES.glob("*.yml")))
+    promtool("check", "rules", *sorted(recording_rules.RULES.glob("*.yml")))
 
 
 def run_info(*hosts: str) -> list[dict[str, str]]:
@@ -83,7 +83,7 @@ class Checks:
             {"expr": f"round({record}, 0.000001)", "eval_time": at, "exp_samples": samples} for record, samples in expected.items()
         ]
         content = {
-            "rule_files": [str(path) for path in sorted(rules.RULES.glob("*.yml"))],
+            "rule_files": [str(path) for path in sorted(recording_rules.RULES.glob("*.yml"))],
             "evaluation_interval": "15s",
             "tests": [{"interval": "15s", "input_series": input_series, "promql_expr_test": queries}],
         }
