@@ -38,8 +38,6 @@ SCHEDULES = {
     "ZBVZeroBubble": Style.V,
     "DualPipeV": Style.V,
 }
-# They run the gradients of inputs and of weights apart, so recomputed activations would be recomputed twice.
-SPLIT_BACKWARD = frozenset({"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
 
 
 def _raise_all(problems: Iterable[str]) -> None:
@@ -158,8 +156,6 @@ class ParallelPlan:
         rounds = max(1, micro // self.pp)
         if name in ("Interleaved1F1B", "InterleavedZeroBubble") and micro % rounds:
             yield f"schedule {name} runs {rounds} rounds with pp {self.pp}, which do not divide microbatches {micro}"
-        if self.recompute and name in SPLIT_BACKWARD:
-            yield f"recompute does not go with schedule {name}, which splits the backward pass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ranksight.trainer.config import VOCABULARY, Config, ModelConfig
 from ranksight.trainer.moe import MoE
+from ranksight.trainer.router import NotCounting
 
 
 class Attention(nn.Module):
@@ -91,16 +92,7 @@ class Block(nn.Module):
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """For the first forward and for the recomputed one."""
-        return nullcontext(), self._not_counting()
-
-    @contextmanager
-    def _not_counting(self) -> Iterator[None]:
-        router = self.moe.router
-        router.counting = False
-        try:
-            yield
-        finally:
-            router.counting = True
+        return nullcontext(), NotCounting(self.moe.router)
 
 
 class Transformer(nn.Module):

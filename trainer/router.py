@@ -17,6 +17,7 @@ Shape suffixes: B sequences, S positions, D model width, T = B * S tokens, E exp
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -43,6 +44,22 @@ class AddLoss(torch.autograd.Function):
         return grads[0], ctx.like
 
 
+class NotCounting(AbstractContextManager[None]):
+    """Around recomputed activations: a token must not be counted again.
+
+    May be entered many times: schedules that split the backward pass recompute for each half.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def __enter__(self) -> None:
+        self._router.counting = False
+
+    def __exit__(self, *raised: object) -> None:
+        self._router.counting = True
+
+
 class Router(nn.Module):
     """Chooses `top_k` of `experts` for each token and counts the choices of this rank since `start_step`."""
 
@@ -63,7 +80,7 @@ class Router(nn.Module):
         self.register_buffer("share_E", torch.full((model.experts,), 1 / model.experts))
         self.register_buffer("tokens_E", torch.zeros(model.experts, dtype=torch.int64), persistent=False)
         self.register_buffer("aux_loss", torch.zeros((), dtype=torch.float64), persistent=False)
-        self.counting = True  # off while activations are recomputed, which must not count a token again
+        self.counting = True  # see NotCounting
 
     def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
         """Mixing weights and numbers of the chosen experts, both [T, K]."""
