@@ -1,6 +1,5 @@
 """The metrics as text: both formats parse, both paths agree, promtool is content, series stay bounded."""
 
-import shutil
 import subprocess
 from typing import Any
 
@@ -100,7 +99,7 @@ def test_the_fast_path_and_prometheus_client_agree(busy: Host) -> None:
     assert comparable(parse_openmetrics(theirs)) == comparable(parse_openmetrics(ours))
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is in Debian's prometheus package")
+@pytest.mark.system("promtool")
 def test_promtool_finds_nothing_to_complain_about(busy: Host) -> None:
     body, _ = busy.observer.exposition()
     checked = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, timeout=30, check=False)
