@@ -41,9 +41,13 @@ class Diagnosis:
         self.limits = limits or Limits()
         self.findings: list[Finding] = []
         self._moved_at: list[int | None] = []  # per finding: the slowest rank's step when it was found
+        self._generation = -1
+        self._past = 0  # findings about ranks before the last restart
 
     def update(self, facts: JobFacts) -> tuple[Finding, ...]:
         """Findings that are new with these facts."""
+        if facts.generation != self._generation:
+            self._generation, self._past = facts.generation, len(self.findings)
         self._recover(facts)
         if self._holds(facts):
             return ()
@@ -57,7 +61,7 @@ class Diagnosis:
         slowest = _slowest(facts)
         return any(
             finding.severity is Severity.CRITICAL and (at is None or slowest is None or slowest < at + _STEPS_ON)
-            for finding, at in zip(self.findings, self._moved_at, strict=True)
+            for finding, at in list(zip(self.findings, self._moved_at, strict=True))[self._past :]
         )
 
     def _known(self, new: Finding) -> bool:
@@ -65,13 +69,15 @@ class Diagnosis:
         return any(
             old.severity is Severity.CRITICAL
             and (set(new.ranks) & set(old.ranks) or (old.category == "desync" and new.group == old.group))
-            for old in self.findings
+            for old in self.findings[self._past :]
         )
 
     def _recover(self, facts: JobFacts) -> None:
         slowest = _slowest(facts)
         running = all(stand in (Standing.RUNNING, Standing.LEFT) for stand in standings(facts, self.limits).values())
         for at, finding in enumerate(self.findings):
+            if at < self._past:
+                continue
             begun = self._moved_at[at]
             if finding.kind not in _RECOVERS or finding.severity is not Severity.CRITICAL or not running:
                 continue

@@ -85,6 +85,7 @@ class JobFacts:
     calls: tuple[Collective, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     p99_step_seconds: float | None = None
+    generation: int = 0  # restarts of the job before these ranks
     stopping_since_ns: int | None = None  # the job was asked to end; what ends after it is no fault
 
     @property

@@ -99,7 +99,8 @@ class Ledger:
         batches: dict[tuple[int, Group], list[Collective]] = {}
         for call in calls:
             if call.op in P2P:
-                ledger.add_p2p(call)
+                key = key_of(call)
+                ledger.add_pair(call.group, key.src, key.dst, key.tag, key.seq, sent=call.op == "send")
             else:
                 batches.setdefault((call.rank, call.group), []).append(call)
         for (rank, group), batch in batches.items():
@@ -140,12 +141,11 @@ class Ledger:
         if new.any():
             _note_begins(entry, rank, seq[new], step[new], enqueue_ns[new], before)
 
-    def add_p2p(self, call: Collective) -> None:
-        """A send or a receive that `call.rank` launched."""
-        key = key_of(call)
-        counts = self._pairs.setdefault((key.group, key.incarnation, key.src, key.dst, key.tag), [0, 0])
-        side = 0 if call.op == "send" else 1
-        counts[side] = max(counts[side], key.seq + 1)
+    def add_pair(self, group: Group, src: int, dst: int, tag: int, seq: int, *, sent: bool) -> None:
+        """A send (or a receive) from `src` to `dst` was launched; `seq` counts them per side, -1 is an unknown rank."""
+        counts = self._pairs.setdefault((group.name, group.incarnation, src, dst, tag), [0, 0])
+        side = 0 if sent else 1
+        counts[side] = max(counts[side], seq + 1)
 
     def group(self, key: Key) -> Group | None:
         """The group that an operation belongs to, as the best informed rank knows it."""
@@ -232,10 +232,9 @@ def _compare_begins(entry: _GroupLedger) -> None:
     members = [rank for rank in entry.group.ranks or entry.begins if rank in entry.begins]
     if len(members) < 2:
         return
-    common = sorted(set.intersection(*(set(entry.begins[rank]) for rank in members)))
-    for step in common:
-        if step <= entry.compared:
-            continue
+    first, *others = (entry.begins[rank] for rank in members)
+    new = [step for step in first if step > entry.compared and all(step in begins for begins in others)]
+    for step in sorted(new):
         entry.compared = step
         begins = {rank: entry.begins[rank][step].seq for rank in members}
         if len(set(begins.values())) == 1 and not entry.runs and entry.usual is not None and not any(entry.usual.values()):

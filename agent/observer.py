@@ -7,7 +7,7 @@
     final()            last poll, after the ranks are gone
     metrics()          prometheus_client families; `exposition` renders the same much faster
     report_sections()  the parts of report.json that come from the rings
-    findings()         what is wrong with the observation itself
+    findings()         ranks that stop or disagree, and what is wrong with the observation itself
 
 A ring that can't be read is named in `unreadable` and left alone. Times are CLOCK_MONOTONIC nanoseconds.
 """
@@ -15,6 +15,7 @@ A ring that can't be read is named in `unreadable` and left alone. Times are CLO
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from prometheus_client.core import Metric
 
 from ranksight.agent import exposition, measures, sections
 from ranksight.agent.detectors.completeness import CompletenessFacts, RankCompleteness, incomplete_data
+from ranksight.agent.diagnosis import Diagnosis
 from ranksight.agent.findings import Finding
 from ranksight.agent.groups import GroupRegistry
 from ranksight.agent.reader import Counts, RingError, RingReader, process_state
@@ -32,6 +34,7 @@ from ranksight.agent.series import Series
 from ranksight.agent.slots import Rows, stack
 from ranksight.agent.steps import RankSteps, Steps
 from ranksight.agent.timeline import FACT, Facts, InFlight, Joined, Timeline, facts_of
+from ranksight.agent.witness import Witness
 from ranksight.hooks import wire
 from ranksight.hooks.records import RankIdentity
 from ranksight.hooks.ring import SUFFIX
@@ -77,6 +80,8 @@ class Observer:
         self.timeline = Timeline(self.registry)
         self.series = Series()
         self.steps = Steps()
+        self.witness = Witness(socket.gethostname())
+        self.stops = Diagnosis()
         self.poll_seconds = 0.0  # CPU spent in poll
         self.polls = 0
         self._local_world: dict[int, int | None] = {}
@@ -117,8 +122,13 @@ class Observer:
         return sections.of(self)
 
     def findings(self) -> tuple[Finding, ...]:
-        """Findings about the observation itself."""
-        return incomplete_data(self.completeness())
+        """Findings about ranks that stop or disagree, and about the observation itself."""
+        return (*self.stops.findings, *incomplete_data(self.completeness()))
+
+    def stopping(self) -> None:
+        """The job was asked to end: ranks that end from now on are no fault."""
+        if self.witness.stopping_since_ns is None:
+            self.witness.stopping_since_ns = self._clock_ns()
 
     def identities(self) -> list[RankIdentity]:
         """Every process seen that knows its rank, ordered by generation and rank."""
@@ -218,6 +228,7 @@ class Observer:
             batch = source.reader.poll(now_ns, final=last)
             if len(batch.events):
                 self.steps.add(source.rank, source.reader, batch.events)
+            self.witness.see(source.reader, batch.collectives, batch.events)
             self._number_groups(source)
             if len(batch.collectives):
                 found.append((source, batch.collectives))
@@ -236,6 +247,9 @@ class Observer:
             self._sweep(now_ns)
         self.series.roll(now_ns)
         self.steps.count(now_ns)
+        facts = self.witness.facts(self.current(), now_ns)
+        if facts is not None:
+            self.stops.update(facts)
         self.polls += 1
         self.poll_seconds += time.thread_time() - begin
 

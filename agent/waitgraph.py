@@ -107,7 +107,8 @@ def _reaches(start: int, goal: int, waiting: dict[int, Wait]) -> bool:
 def _open(call: Collective) -> bool:
     if call.flags & CollectiveFlag.FAILED:
         return True
-    return call.complete_ns is None and not call.flags & CollectiveFlag.NO_COMPLETION
+    waited_for = call.wait_begin_ns is not None and call.wait_end_ns is None
+    return call.complete_ns is None and (waited_for or not call.flags & CollectiveFlag.NO_COMPLETION)
 
 
 def _sits_in(calls: list[Collective], victim: bool) -> Collective | None:
