@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 FOLDERS = ("agent", "hooks", "dashboards", "trainer")
-STDLIB_ONLY = ("records", "wire", "ring", "inject")
+STDLIB_ONLY = ("records", "wire", "ring", "inject", "native_build")
 TOP_LEVEL = {
     *FOLDERS, "tests", "docs", ".ci", ".links", ".gitignore", "pyproject.toml", "constraints.txt", "Makefile",
     "README.md", "LICENSE",
