@@ -1,0 +1,136 @@
+"""The `ranksight` command. Each subcommand is a few lines over the module that does the work."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ranksight.agent import daemon, demo, doctor, files, run, table
+from ranksight.agent.errors import RanksightError
+from ranksight.agent.flight_recorder import command as flight_recorder
+from ranksight.hooks.ring import default_directory
+
+app = typer.Typer(
+    name="ranksight",
+    help="Says which rank, which call, which line slows down or stops a distributed PyTorch job, and what it costs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Host = Annotated[str, typer.Option(help="Address that metrics are served on.")]
+Port = Annotated[int, typer.Option(help="Port for metrics; the next free one is taken when it is in use, 0 takes any.")]
+
+
+@app.command("run", context_settings={"ignore_unknown_options": True})
+def run_command(
+    launcher: Annotated[list[str], typer.Argument(metavar="-- LAUNCHER...", help="The command as you would run it.")],
+    run_dir: Annotated[
+        Path | None, typer.Option("--dir", help="Where run.json and report.json go.", show_default="runs/<time>")
+    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 9474,
+) -> None:
+    """Run a training job under watch; exits with the job's own exit code.
+
+    Example: ranksight run --dir runs/today -- torchrun --nproc-per-node 8 train.py
+    """
+    where = run_dir or Path("runs") / _time_name()
+    outcome = run.run(run.RunOptions(where, tuple(launcher), host, port))
+    table.render(outcome.report, _stderr(), str(where / "report.json"))
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command("agent")
+def agent_command(
+    ring_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the rings of one run.", show_default="the rings of this user's run")
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option("--dir", help="Where report.json goes; none is written without it.")] = None,
+    run_id: Annotated[str | None, typer.Option(help="Name of the run in metrics and traces.")] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 9474,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+    log: Annotated[Path | None, typer.Option(help="File for the agent's own messages.")] = None,
+) -> None:
+    """Watch the rings of a run without launching it, until SIGTERM: for systemd, Kubernetes and Slurm."""
+    logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    rings = ring_dir or default_directory(run_id)
+    daemon.run(daemon.DaemonOptions(rings, run_id or rings.name, run_dir, host, port, parent))
+
+
+@app.command("report")
+def report_command(
+    run_dir: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print report.json itself.")] = False,
+) -> None:
+    """Show the report of a run."""
+    path = run_dir / "report.json"
+    found = files.read_json(path)
+    if json_output:
+        sys.stdout.write(path.read_text())
+    else:
+        table.render(found, Console(), str(path))
+
+
+@app.command("doctor")
+def doctor_command(
+    json_output: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+    python: Annotated[str | None, typer.Option(help="Interpreter of the training jobs.", show_default="this one")] = None,
+) -> None:
+    """Say what works on this machine, what is missing, and what cannot be done without it."""
+    checks = doctor.examine(python or sys.executable)
+    sys.stdout.write(doctor.to_json(checks)) if json_output else doctor.render(checks, Console())
+    raise typer.Exit(0 if doctor.usable(checks) else 1)
+
+
+@app.command("demo")
+def demo_command(
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 40,
+    run_dir: Annotated[Path | None, typer.Option("--dir", help="Where the report goes.", show_default="runs/demo-<time>")] = None,
+) -> None:
+    """Train the reference model on 8 ranks (pipeline 2, data 2, tensor 2, expert 4) under watch."""
+    where = run_dir or Path("runs") / f"demo-{_time_name()}"
+    outcome = demo.run_demo(where, steps, _stderr())
+    table.render(outcome.report, _stderr(), str(where / "report.json"))
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command("explain")
+def explain_command(
+    path: Annotated[Path, typer.Argument(help="Folder of PyTorch Flight Recorder dumps, or one of them.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Give a verdict from PyTorch Flight Recorder dumps: which rank, which call, or that they do not say."""
+    raise typer.Exit(flight_recorder.run(path, json_output))
+
+
+@app.command("version")
+def version_command() -> None:
+    """Print the version."""
+    sys.stdout.write(version("ranksight") + "\n")
+
+
+def main() -> None:
+    """Entry point: errors that the user can mend are one line on stderr and exit code 2."""
+    try:
+        app()
+    except RanksightError as error:
+        sys.stderr.write(f"ranksight: {error}\n")
+        raise SystemExit(2) from None
+
+
+def _stderr() -> Console:
+    # Findings and tables must not be held back or broken when stderr is a file.
+    return Console(stderr=True, width=None if sys.stderr.isatty() else 80, soft_wrap=False)
+
+
+def _time_name() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

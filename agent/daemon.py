@@ -1,0 +1,128 @@
+"""The only loop of the agent: read the rings, look for faults, serve, write the report; end when told.
+
+    every POLL_SECONDS    Observer.poll
+    every REPORT_SECONDS  report.json, so that there is one whatever happens to this process
+    SIGTERM, SIGINT       final read, last report, exit 0
+    parent gone           the same: an agent outlives its `ranksight run` by one poll
+
+One event loop does it all; HTTP answers between two polls. Nothing here talks to a rank but through its ring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ranksight.agent import files, http
+from ranksight.agent.findings import Finding
+from ranksight.agent.observer import Observer
+from ranksight.agent.report import build
+
+log = logging.getLogger("ranksight.agent")
+
+POLL_SECONDS = 0.25
+REPORT_SECONDS = 3.0
+EXIT_FILE = "exit.json"
+AGENT_FILE = "agent.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOptions:
+    """What a daemon needs to know. `run_dir` None: nothing is written. `parent` None: it lives on its own."""
+
+    ring_dir: Path
+    run_id: str
+    run_dir: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 9474
+    parent: int | None = None
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
+
+
+def run(options: DaemonOptions) -> None:
+    """Watch until told to end."""
+    asyncio.run(_Daemon(options).run())
+
+
+class _Daemon:
+    def __init__(self, options: DaemonOptions) -> None:
+        self._options = options
+        self._observer = Observer(options.ring_dir, run_id=options.run_id)
+        self._ending = asyncio.Event()
+        self._said: set[tuple[str, tuple[int, ...]]] = set()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ending.set)
+        listener, moved = http.bind(self._options.host, self._options.port)
+        port = listener.getsockname()[1]
+        if moved:
+            log.warning("port %d is in use; metrics are on port %d", self._options.port, port)
+        if self._options.run_dir:
+            address = {"pid": os.getpid(), "host": self._options.host, "port": port, "run_id": self._options.run_id}
+            files.write_json(self._options.run_dir / AGENT_FILE, address)
+        server = http.server(http.app(self._observer, self._report))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await self._watch()
+        finally:
+            await http.stop(server, serving)
+
+    async def _watch(self) -> None:
+        reported = time.monotonic()
+        while not self._ending.is_set() and not self._orphaned():
+            self._observer.poll()
+            self._say_new()
+            if time.monotonic() - reported >= REPORT_SECONDS:
+                reported = time.monotonic()
+                self._write_report()
+            try:
+                await asyncio.wait_for(self._ending.wait(), POLL_SECONDS)
+            except TimeoutError:
+                continue
+        self._observer.final()
+        self._say_new()
+        self._write_report()
+
+    def _orphaned(self) -> bool:
+        return self._options.parent is not None and os.getppid() != self._options.parent
+
+    def _report(self) -> dict[str, Any]:
+        code = None
+        if self._options.run_dir and (self._options.run_dir / EXIT_FILE).exists():
+            code = files.read_json(self._options.run_dir / EXIT_FILE)["exit_code"]
+        return build(self._observer, self._options.run_id, code)
+
+    def _write_report(self) -> None:
+        if self._options.run_dir:
+            try:
+                files.write_json(self._options.run_dir / "report.json", self._report())
+            except Exception:
+                log.exception("report.json could not be written")
+
+    def _say_new(self) -> None:
+        """Print each finding once, when it is found, in one block."""
+        for finding in self._observer.findings():
+            key = (finding.kind, finding.ranks)
+            if key not in self._said and finding.category != "observer" and finding.severity.order > 0:
+                self._said.add(key)
+                self._options.say(block(finding))
+
+
+def block(finding: Finding) -> str:
+    """A finding for a terminal: at most 30 lines."""
+    lines = [
+        f"ranksight: {str(finding.severity).upper()} {finding.kind}: {finding.message}",
+        *([f"  at {finding.call_site}"] if finding.call_site else []),
+        f"  {finding.advice}",
+    ]
+    return "\n".join("\n".join(lines).splitlines()[:30])

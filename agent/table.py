@@ -1,0 +1,93 @@
+"""The end of a run in the terminal: the verdict, the tails of the collectives, speed, and where the report is.
+
+report.json -> render(report, console)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+UNKNOWN = "-"
+
+
+def render(report: dict[str, Any], console: Console, report_path: str) -> None:
+    """Print a report in at most 80 columns and about 30 lines."""
+    verdict = report["verdict"]
+    style = "green" if verdict["healthy"] else "bold red"
+    rows = report["collectives"].get("by_op", [])
+    if rows:
+        console.print(_collectives(rows))
+    speed = _speed(report)
+    if speed:
+        console.print(speed, highlight=False)
+    console.print(f"[{style}]{'healthy' if verdict['healthy'] else 'not healthy'}[/]: ", end="")
+    console.print(verdict["headline"], markup=False, highlight=False)
+    for number, finding in enumerate(report["findings"][:8]):
+        if number != verdict["primary"]:
+            console.print(f"  {finding['severity']} {finding['kind']}: {finding['message']}", markup=False, highlight=False)
+    primary = report["findings"][verdict["primary"]] if verdict["primary"] is not None else None
+    if primary:
+        console.print(f"  {primary['advice']}", markup=False, highlight=False)
+    console.print(f"report: {report_path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _collectives(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("axis", "op"):
+        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=22)
+    for name in ("count", "p50", "p99", "wait p99", "transfer", "bytes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        duration = row["duration_seconds"]
+        table.add_row(
+            row["axis"],
+            row["op"],
+            f"{row['count']:,}",
+            seconds(duration["p50"]),
+            seconds(duration["p99"]),
+            seconds(row["wait_seconds"]["p99"]),
+            seconds(row["transfer_seconds"]["p50"]),
+            size(row["bytes"]),
+        )
+    return table
+
+
+def _speed(report: dict[str, Any]) -> str:
+    per_rank = report.get("steps", {}).get("per_rank", [])
+    medians = [row["seconds"]["p50"] for row in per_rank if row["seconds"] and row["seconds"]["p50"]]
+    if not medians:
+        return ""
+    step = sorted(medians)[len(medians) // 2]
+    words = [f"{report['run']['steps']} steps", f"{1 / step:.2f} steps/s (median step {seconds(step)})"]
+    rates = [row["tokens"] / row["steps"] / step for row in per_rank if row["tokens"] and row["steps"]]
+    if rates:
+        # ranks that share a batch (tensor and pipeline parallel) say the same tokens: only the trainer knows the sum
+        words.append(f"{max(rates):,.0f} tokens/s per data-parallel rank")
+    fraction = report["overhead"].get("fraction")
+    if fraction is not None:
+        words.append(f"hooks {100 * fraction:.2f} % of the step")
+    return ", ".join(words)
+
+
+def seconds(value: float | None) -> str:
+    """A duration with three digits and a unit: 12.3 ms."""
+    if value is None:
+        return UNKNOWN
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if value < limit:
+            return f"{value * factor:.3g} {unit}" if value * factor < 100 else f"{value * factor:.0f} {unit}"
+    return f"{value:.3g} s"
+
+
+def size(value: float | None) -> str:
+    """Bytes with three digits and a binary unit."""
+    if value is None:
+        return UNKNOWN
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
