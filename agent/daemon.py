@@ -2,6 +2,7 @@
 
     every POLL_SECONDS    Observer.poll
     every REPORT_SECONDS  report.json, so that there is one whatever happens to this process
+    SIGUSR1               the job was asked to end: ranks that end from now on are no fault
     SIGTERM, SIGINT       final read, last report, exit 0
     parent gone           the same: an agent outlives its `ranksight run` by one poll
 
@@ -57,12 +58,14 @@ class _Daemon:
         self._options = options
         self._observer = Observer(options.ring_dir, run_id=options.run_id)
         self._ending = asyncio.Event()
+        self._failed_polls = 0
         self._said: set[tuple[str, tuple[int, ...]]] = set()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ending.set)
+        loop.add_signal_handler(signal.SIGUSR1, self._observer.stopping)
         listener, moved = http.bind(self._options.host, self._options.port)
         port = listener.getsockname()[1]
         if moved:
@@ -80,8 +83,7 @@ class _Daemon:
     async def _watch(self) -> None:
         reported = time.monotonic()
         while not self._ending.is_set() and not self._orphaned():
-            self._observer.poll()
-            self._say_new()
+            self._read(self._observer.poll)
             if time.monotonic() - reported >= REPORT_SECONDS:
                 reported = time.monotonic()
                 self._write_report()
@@ -89,9 +91,17 @@ class _Daemon:
                 await asyncio.wait_for(self._ending.wait(), POLL_SECONDS)
             except TimeoutError:
                 continue
-        self._observer.final()
-        self._say_new()
+        self._read(self._observer.final)
         self._write_report()
+
+    def _read(self, poll: Callable[[], None]) -> None:
+        """One poll; an error in it costs this poll and is logged, the next one may do better."""
+        try:
+            poll()
+            self._say_new()
+        except Exception:
+            log.exception("a poll failed")
+            self._failed_polls += 1
 
     def _orphaned(self) -> bool:
         return self._options.parent is not None and os.getppid() != self._options.parent
@@ -100,7 +110,10 @@ class _Daemon:
         code = None
         if self._options.run_dir and (self._options.run_dir / EXIT_FILE).exists():
             code = files.read_json(self._options.run_dir / EXIT_FILE)["exit_code"]
-        return build(self._observer, self._options.run_id, code)
+        report = build(self._observer, self._options.run_id, code)
+        if self._failed_polls:
+            report["completeness"]["notes"].append(f"{self._failed_polls} polls of the agent failed; see agent.log")
+        return report
 
     def _write_report(self) -> None:
         if self._options.run_dir:

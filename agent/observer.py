@@ -29,9 +29,11 @@ from ranksight.agent.detectors.completeness import CompletenessFacts, RankComple
 from ranksight.agent.diagnosis import Diagnosis
 from ranksight.agent.findings import Finding
 from ranksight.agent.groups import GroupRegistry
-from ranksight.agent.reader import Counts, RingError, RingReader, process_state
+from ranksight.agent.reader import Batch, Counts, RingError, RingReader, process_state
 from ranksight.agent.series import Series
 from ranksight.agent.slots import Rows, stack
+from ranksight.agent.step_diagnosis import StepDiagnosis
+from ranksight.agent.step_table import StepTable
 from ranksight.agent.steps import RankSteps, Steps
 from ranksight.agent.timeline import FACT, Facts, InFlight, Joined, Timeline, facts_of
 from ranksight.agent.witness import Witness
@@ -82,6 +84,8 @@ class Observer:
         self.steps = Steps()
         self.witness = Witness(socket.gethostname())
         self.stops = Diagnosis()
+        self.step_table = StepTable()
+        self.slowdowns = StepDiagnosis()
         self.poll_seconds = 0.0  # CPU spent in poll
         self.polls = 0
         self._local_world: dict[int, int | None] = {}
@@ -122,8 +126,8 @@ class Observer:
         return sections.of(self)
 
     def findings(self) -> tuple[Finding, ...]:
-        """Findings about ranks that stop or disagree, and about the observation itself."""
-        return (*self.stops.findings, *incomplete_data(self.completeness()))
+        """Findings about ranks that stop or disagree, about steps, and about the observation itself."""
+        return (*self.stops.findings, *self.slowdowns.findings, *incomplete_data(self.completeness()))
 
     def stopping(self) -> None:
         """The job was asked to end: ranks that end from now on are no fault."""
@@ -229,6 +233,7 @@ class Observer:
             if len(batch.events):
                 self.steps.add(source.rank, source.reader, batch.events)
             self.witness.see(source.reader, batch.collectives, batch.events)
+            self._add_steps(source, batch)
             self._number_groups(source)
             if len(batch.collectives):
                 found.append((source, batch.collectives))
@@ -250,8 +255,19 @@ class Observer:
         facts = self.witness.facts(self.current(), now_ns)
         if facts is not None:
             self.stops.update(facts)
+        self.slowdowns.update(self.step_table, {}, now_ns, final=final)
         self.polls += 1
         self.poll_seconds += time.thread_time() - begin
+
+    def _add_steps(self, source: Source, batch: Batch) -> None:
+        reader = source.reader
+        if source.rank < 0:
+            return
+        open_step = int(reader.open_rows["step"].min()) if len(reader.open_rows) else None
+        self.step_table.add_rank(
+            source.rank, self.witness.host, reader["generation"], batch.collectives, batch.events, reader.groups,
+            open_step, reader["step"],
+        )  # fmt: skip
 
     def _discover(self) -> None:
         try:
@@ -353,6 +369,7 @@ class Observer:
             return
         split = measures.split(facts["enter"], facts["exit"], starts)
         rows = facts["series"].astype(np.int64)
+        self.step_table.add_joined(facts["step"][starts].astype(np.int64), split.transfer)
         self.series.add_waits(rows, split.wait, facts["step"], facts["exit"], now_ns)
         sizes = np.diff(starts, append=len(facts))
         self.series.add_instances(

@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from ranksight.agent import files, prebuild, run_info
-from ranksight.agent.daemon import EXIT_FILE
+from ranksight.agent.daemon import AGENT_FILE, EXIT_FILE
 from ranksight.agent.errors import RanksightError, RunDirError
 from ranksight.agent.report import missing
 from ranksight.hooks import inject
@@ -130,13 +130,18 @@ class _Agent:
             self._started = time.monotonic()
             self._process = self._start()
 
+    def stopping(self) -> None:
+        """Tell it that the job was asked to end. An agent that is not ready yet has seen nothing to misjudge."""
+        if (self._run_dir / AGENT_FILE).exists() and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)
+
     def finish(self, exit_code: int) -> None:
         """Say how the launcher ended and wait for the final report."""
         files.write_json(self._run_dir / EXIT_FILE, {"exit_code": exit_code})
         if self._process.poll() is not None:
             self._process = self._start()  # the rings are still there, and somebody must read them
         deadline = time.monotonic() + REPORT_SECONDS
-        while not (self._run_dir / "agent.json").exists() and self._process.poll() is None:
+        while not (self._run_dir / AGENT_FILE).exists() and self._process.poll() is None:
             if time.monotonic() > deadline:
                 return
             time.sleep(0.02)
@@ -154,7 +159,7 @@ class _Agent:
         (self._run_dir / EXIT_FILE).unlink(missing_ok=True)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        (self._run_dir / "agent.json").unlink(missing_ok=True)
+        (self._run_dir / AGENT_FILE).unlink(missing_ok=True)
         with (self._run_dir / "agent.log").open("ab") as log:
             # Findings go to our stderr at once; everything else that it has to say goes to its log.
             return subprocess.Popen(
@@ -201,6 +206,7 @@ class _Launcher:
     def _hand_on(self, number: int, _: FrameType | None) -> None:
         if number in ENDING and self._kill_at is None:
             self._kill_at = time.monotonic() + STOP_SECONDS
+            self._agent.stopping()
         if number != signal.SIGINT or not sys.stdin.isatty():  # the terminal has sent it to the whole group
             self._process.send_signal(number)
 

@@ -43,6 +43,7 @@ class _RankSteps:
     """The folded steps of one rank: row `step % KEPT_STEPS`."""
 
     host: str
+    generation: int
     first_step: int | None = None
     folded: int = -1  # last step folded
     steps: Ints = field(default_factory=lambda: np.full(KEPT_STEPS, -1, np.int64))
@@ -82,19 +83,22 @@ class StepTable:
         self._peers = peers
 
     def add_rank(
-        self, rank: int, host: str, collectives: Rows, events: Rows, groups: Sequence[Group], open_step: int | None,
-        current_step: int, rss_bytes: int | None,
+        self, rank: int, host: str, generation: int, collectives: Rows, events: Rows, groups: Sequence[Group],
+        open_step: int | None, current_step: int,
     ) -> None:  # fmt: skip
-        """Take what one poll found of a rank: settled rows, ended events, the oldest step with an open operation."""
-        mine = self._ranks.setdefault(rank, _RankSteps(host))
+        """Take what one poll found of a rank: settled rows, ended events, the oldest step with an open operation.
+
+        A rank that was started again begins anew, with its warm-up.
+        """
+        mine = self._ranks.get(rank)
+        if mine is None or mine.generation != generation:
+            mine = self._ranks[rank] = _RankSteps(host, generation)
         if mine.first_step is None and current_step >= 0:
             mine.first_step = current_step
         if len(collectives):
             mine.pending.append(collectives)
             self._add_uneven(rank, collectives[np.isin(collectives["op"], _UNEVEN)], groups)
         self._add_events(mine, events)
-        if rss_bytes is not None and current_step >= 0:
-            mine.values[mine.row(current_step), _COLUMN["rss_bytes"]] = rss_bytes
         limit = current_step - 1 if open_step is None else min(current_step, open_step) - 1
         if limit > mine.folded:
             self._fold(mine, limit)
@@ -189,6 +193,8 @@ class StepTable:
                 mine.add(step, "data", seconds)
             elif kind == wire.EventKind.GC:
                 mine.add(step, "gc", seconds)
+            elif kind == wire.EventKind.MEMORY and event["n_values"]:
+                mine.values[mine.row(step), _COLUMN["rss_bytes"]] = float(event["values"][0])
             elif kind == wire.EventKind.CHECKPOINT:
                 mine.add(step, "checkpoint", seconds)
                 mine.exempt[mine.row(step)] = True
