@@ -1,6 +1,7 @@
 """The command: `torchrun --standalone --nproc-per-node 8 -m ranksight.trainer --pp 2 --dp 2 --tp 2 --ep 4`.
 
-Exit codes: 0 trained to the end, or stopped when asked; 2 the configuration can't work (only rank 0 says why).
+Exit codes: 0 trained to the end, or stopped when asked; 2 the configuration can't work or a checkpoint can't be
+used (only rank 0 says why).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from datetime import timedelta
 
 from ranksight.trainer.config import Config, ConfigError
+from ranksight.trainer.manifest import CheckpointDamaged
 from ranksight.trainer.options import parse
 from ranksight.trainer.stop import StopSignal
 
@@ -24,7 +26,7 @@ def main() -> int:
         config = parse(sys.argv[1:])
         config.check_world(int(os.environ.get("WORLD_SIZE", "1")))
         run(config, rank, stop)
-    except ConfigError as error:
+    except (ConfigError, CheckpointDamaged) as error:
         if rank == 0:
             print(f"error: {error}", file=sys.stderr)
         return 2

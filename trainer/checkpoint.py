@@ -16,7 +16,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,16 @@ def training_state(
     for name, parameter in parameters.items():
         state |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
     return state
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint whose files are what its manifest says, or none, and why newer ones were passed over."""
+
+    path: Path | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    passed_over: list[str] = field(default_factory=list)
+    error: manifest.CheckpointDamaged | None = None
 
 
 class Checkpoints:
@@ -94,21 +104,24 @@ class Checkpoints:
         self.settle()
         self._publisher.shutdown()
 
-    def find(self, resume: str) -> tuple[Path | None, list[str]]:
-        """The checkpoint that `resume` means (empty: none) on every rank, and what was passed over for it."""
-        found: list[Any] = [None, []]
+    def find(self, resume: str) -> Found:
+        """What `resume` means (empty: nothing) on every rank. CheckpointDamaged when it names an unsound one."""
+        found = [Found()]
         if self._leader and resume:
-            found = list(manifest.newest_sound(self._folder)) if resume == "latest" else [Path(resume), []]
+            try:
+                found = [self._look(resume)]
+            except manifest.CheckpointDamaged as error:
+                found = [Found(error=error)]
         dist.broadcast_object_list(found, group=self._group)
-        return found[0], found[1]
+        if found[0].error:
+            raise found[0].error
+        return found[0]
 
-    def load(self, path: Path, state: dict[str, Tensor]) -> tuple[int, int]:
+    def load(self, path: Path, facts: Mapping[str, Any], state: dict[str, Tensor]) -> tuple[int, int]:
         """Fill the state; returns (steps done, data cursor).
 
-        CheckpointDamaged when the files are not what the manifest says; ConfigError when it belongs to another model,
-        seed or text.
+        ConfigError when the checkpoint belongs to another model, seed, precision or text.
         """
-        facts = manifest.verify(path)
         if differing := [
             f"{key} was {facts.get(key)}, is {value}"
             for key, value in self._identity.items()
@@ -117,6 +130,17 @@ class Checkpoints:
             raise ConfigError(f"{path} belongs to another run: {'; '.join(differing)}")
         state_dict_loader.load(state, storage_reader=filesystem.FileSystemReader(path), process_group=self._group)
         return facts["step"], facts["cursor"]
+
+    def _look(self, resume: str) -> Found:
+        if resume != "latest":
+            return Found(Path(resume), manifest.verify(Path(resume)))
+        passed_over = []
+        for path in manifest.complete(self._folder):
+            try:
+                return Found(path, manifest.verify(path), passed_over)
+            except manifest.CheckpointDamaged as error:
+                passed_over.append(str(error))
+        return Found(passed_over=passed_over)
 
     def _publish(self, written: Future[Any] | None, draft: Path, facts: dict[str, Any]) -> None:
         if written is not None:

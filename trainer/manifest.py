@@ -82,19 +82,6 @@ def verify(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest complete checkpoint whose digests are right, and why newer ones were passed over."""
-    passed_over = []
-    for path in complete(folder):
-        try:
-            verify(path)
-        except CheckpointDamaged as error:
-            passed_over.append(str(error))
-            continue
-        return path, passed_over
-    return None, passed_over
-
-
 def retain(folder: Path, keep: int) -> None:
     """Keep the newest `keep` complete checkpoints; remove older ones, complete or not."""
     kept = complete(folder)[:keep]

@@ -95,14 +95,14 @@ class Trainer:
 
     def resume(self, resume: str, say: Callable[[str], None]) -> None:
         """Load the checkpoint that `resume` names, if there is one."""
-        path, passed_over = self.checkpoints.find(resume)
-        for reason in passed_over:
+        found = self.checkpoints.find(resume)
+        for reason in found.passed_over:
             say(f"passed over: {reason}")
-        if path is None:
+        if found.path is None:
             return
         with observe.phase("load"):
-            self.step, self.cursor = self.checkpoints.load(path, self._state())
-        say(f"resumed from {path} after step {self.step}, data cursor {self.cursor}")
+            self.step, self.cursor = self.checkpoints.load(found.path, found.facts, self._state())
+        say(f"resumed from {found.path} after step {self.step}, data cursor {self.cursor}")
 
     def run(self, on_report: Callable[[Report], None]) -> list[Report]:
         """Train until `steps` are done or all ranks agree to stop; leaves a checkpoint when there is a folder."""
