@@ -24,6 +24,7 @@ from ranksight.hooks import wire
 from ranksight.hooks.records import Collective, Group
 
 YOUNG_NS = 1_000_000_000  # operations in flight for less are nobody's business
+FEED_NS = 1_000_000_000  # rows go into the ledger in batches of a second: the cost is per batch, not per row
 QUIET_NS = 1_500_000_000  # a heart that has beaten since then beats
 KEPT_ROWS = 4096  # settled operations per rank that can still be shown in evidence
 KEPT_FAILED = 64
@@ -50,6 +51,7 @@ class _Rank:
     """What is kept of one process."""
 
     reader: RingReader
+    new: list[Rows] = field(default_factory=list)  # settled, not yet in the ledger
     recent: deque[Rows] = field(default_factory=deque)
     recent_rows: int = 0
     failed: Rows = field(default_factory=lambda: np.empty(0, COLLECTIVE))
@@ -68,6 +70,7 @@ class Witness:
         self.generation = -1
         self.stopping_since_ns: int | None = None
         self._ranks: dict[int, _Rank] = {}
+        self._fed_ns = 0
         self._steps: deque[float] = deque(maxlen=KEPT_STEPS)
 
     def see(self, reader: RingReader, settled: Rows, events: Rows) -> None:
@@ -90,10 +93,7 @@ class Witness:
             _keep(kept, settled)
         if len(kept.unwaited):
             fresh, alive = reader.collectives.again(kept.unwaited)
-            kept.unwaited = fresh[alive & (fresh["wait_end_ns"] == 0)]
-        rows = stack([part for part in (settled, reader.open_rows) if len(part)] or [settled])
-        if len(rows):
-            self._feed(rank, reader, rows)
+            kept.unwaited = pick(fresh, alive & (fresh["wait_end_ns"] == 0))
 
     def facts(self, sources: Iterable[Source], now_ns: int) -> JobFacts | None:
         """The facts of now; None when nothing in them could interest a detector."""
@@ -106,8 +106,17 @@ class Witness:
                 kept.stopped_since_ns = None
             elif kept.stopped_since_ns is None:
                 kept.stopped_since_ns = now_ns
+        quiet = self._quiet(now_ns)
+        if quiet and not self.ledger.disputes and now_ns - self._fed_ns < FEED_NS:
+            return None
+        self._fed_ns = now_ns
+        for rank, kept in self._ranks.items():
+            rows = [part for part in (*kept.new, kept.reader.open_rows) if len(part)]
+            kept.new.clear()
+            if rows:
+                self._feed(rank, kept.reader, stack(rows))
         shifted = self.ledger.shifts()
-        if not shifted and not self.ledger.disputes and self._quiet(now_ns):
+        if quiet and not shifted and not self.ledger.disputes:
             return None
         ranks = {rank: self._rank_facts(rank, kept, states, now_ns) for rank, kept in self._ranks.items()}
         # Where operations are only sampled, one that is not recorded may still have been launched.
@@ -138,7 +147,7 @@ class Witness:
 
     def _see_events(self, kept: _Rank, events: Rows) -> None:
         kinds = events["kind"]
-        steps = events[kinds == wire.EventKind.STEP]
+        steps = pick(events, kinds == wire.EventKind.STEP)
         if len(steps):
             seconds = (steps["end_ns"] - steps["begin_ns"]) / 1e9
             # The first steps build kernels and say nothing about the others.
@@ -150,14 +159,14 @@ class Witness:
     def _feed(self, rank: int, reader: RingReader, rows: Rows) -> None:
         paired = _P2P[rows["op"]]
         if paired.any():
-            self._feed_pairs(rank, reader, rows[paired])
-            rows = rows[~paired]
+            self._feed_pairs(rank, reader, pick(rows, paired))
+            rows = pick(rows, ~paired)
         numbers = rows["group"]
         for number in np.unique(numbers).tolist():
             if not 0 < number <= len(reader.groups):
                 continue
-            mine = rows[numbers == number]
-            mine = mine[np.argsort(mine["group_seq"], kind="stable")]
+            mine = pick(rows, numbers == number)
+            mine = pick(mine, np.argsort(mine["group_seq"], kind="stable"))
             loop = (mine["thread"] == reader["pid"]) | (mine["phase"] == wire.Phase.BACKWARD)
             self.ledger.add(
                 rank,
@@ -235,6 +244,7 @@ def _held_up(rows: Rows) -> Rows:
 
 
 def _keep(kept: _Rank, settled: Rows) -> None:
+    kept.new.append(settled)
     kept.recent.append(settled)
     kept.recent_rows += len(settled)
     while len(kept.recent) > 1 and kept.recent_rows - len(kept.recent[0]) >= KEPT_ROWS:
