@@ -17,7 +17,10 @@ from rich.table import Table
 from ranksight.agent.errors import RanksightError
 from ranksight.hooks.ring import Sizes, default_directory
 
-_ASK_TORCH = "import json, torch, torch.distributed as d; print(json.dumps([torch.__version__, d.is_available(), d.is_gloo_available(), d.is_nccl_available()]))"
+_ASK_TORCH = """
+import json, torch, torch.distributed as d
+print(json.dumps([torch.__version__, d.is_available(), d.is_gloo_available(), d.is_nccl_available()]))
+"""
 _ASK_HEADERS = "import pathlib, sysconfig; print(pathlib.Path(sysconfig.get_path('include'), 'Python.h').exists())"
 
 

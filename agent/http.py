@@ -72,7 +72,7 @@ def bind(host: str, port: int) -> tuple[socket.socket, bool]:
             if error.errno not in {98, 13}:  # EADDRINUSE, EACCES: another port may do
                 raise RanksightError(f"can't listen on {host}: {error.strerror}") from error
             continue
-        return listener, candidate != port and port != 0
+        return listener, port not in {candidate, 0}
     raise RanksightError(f"ports {port} to {port + PORTS_TRIED - 1} of {host} are all in use")
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -25,7 +26,7 @@ def describe(run_id: str, command: Sequence[str]) -> dict[str, Any]:
         "run_id": run_id,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": redacted(command),
-        "directory": os.getcwd(),
+        "directory": str(Path.cwd()),
         "ranksight": metadata.version("ranksight"),
         "environment": {
             "host": platform.node(),
