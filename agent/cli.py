@@ -1,4 +1,8 @@
-"""The `ranksight` command. Each subcommand is a few lines over the module that does the work."""
+"""The `ranksight` command. Each subcommand is a few lines over the module that does the work.
+
+Modules that bring heavy libraries are imported by the commands that need them: `ranksight run` stands in front of every
+job, and should start it at once.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ranksight.agent import daemon, demo, doctor, files, run, table
+from ranksight.agent import demo, doctor, files, run, table
 from ranksight.agent.errors import RanksightError
-from ranksight.agent.flight_recorder import command as flight_recorder
 from ranksight.hooks.ring import default_directory
 
 app = typer.Typer(
@@ -61,6 +64,8 @@ def agent_command(
     log: Annotated[Path | None, typer.Option(help="File for the agent's own messages.")] = None,
 ) -> None:
     """Watch the rings of a run without launching it, until SIGTERM: for systemd, Kubernetes and Slurm."""
+    from ranksight.agent import daemon
+
     logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     rings = ring_dir or default_directory(run_id)
     daemon.run(daemon.DaemonOptions(rings, run_id or rings.name, run_dir, host, port, parent))
@@ -109,7 +114,20 @@ def explain_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     """Give a verdict from PyTorch Flight Recorder dumps: which rank, which call, or that they do not say."""
+    from ranksight.agent.flight_recorder import command as flight_recorder
+
     raise typer.Exit(flight_recorder.run(path, json_output))
+
+
+@app.command("whatif")
+def whatif_command(
+    path: Annotated[Path, typer.Argument(help="Parquet trace with one row per operation.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+) -> None:
+    """Replay a trace without its slow operations: how much time is lost, to which types, stages and ranks."""
+    from ranksight.agent.whatif.command import whatif
+
+    whatif(path, json_output)
 
 
 @app.command("version")

@@ -31,8 +31,6 @@ log = logging.getLogger("ranksight.agent")
 
 POLL_SECONDS = 0.25
 REPORT_SECONDS = 3.0
-EXIT_FILE = "exit.json"
-AGENT_FILE = "agent.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class _Daemon:
             log.warning("port %d is in use; metrics are on port %d", self._options.port, port)
         if self._options.run_dir:
             address = {"pid": os.getpid(), "host": self._options.host, "port": port, "run_id": self._options.run_id}
-            files.write_json(self._options.run_dir / AGENT_FILE, address)
+            files.write_json(self._options.run_dir / files.AGENT_FILE, address)
         server = http.server(http.app(self._observer, self._report))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -108,8 +106,8 @@ class _Daemon:
 
     def _report(self) -> dict[str, Any]:
         code = None
-        if self._options.run_dir and (self._options.run_dir / EXIT_FILE).exists():
-            code = files.read_json(self._options.run_dir / EXIT_FILE)["exit_code"]
+        if self._options.run_dir and (self._options.run_dir / files.EXIT_FILE).exists():
+            code = files.read_json(self._options.run_dir / files.EXIT_FILE)["exit_code"]
         report = build(self._observer, self._options.run_id, code)
         if self._failed_polls:
             report["completeness"]["notes"].append(f"{self._failed_polls} polls of the agent failed; see agent.log")

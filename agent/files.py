@@ -9,6 +9,10 @@ from typing import Any
 
 from ranksight.agent.errors import RunDirError
 
+# Names within a run directory that more than one process knows.
+EXIT_FILE = "exit.json"
+AGENT_FILE = "agent.json"
+
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace `path` by `data`, whole or not at all. RunDirError names the file."""

@@ -29,6 +29,7 @@ from ranksight.agent.detectors.completeness import CompletenessFacts, RankComple
 from ranksight.agent.diagnosis import Diagnosis
 from ranksight.agent.findings import Finding
 from ranksight.agent.groups import GroupRegistry
+from ranksight.agent.host import HostWatch
 from ranksight.agent.reader import Batch, Counts, RingError, RingReader, process_state
 from ranksight.agent.series import Series
 from ranksight.agent.slots import Rows, stack
@@ -86,6 +87,7 @@ class Observer:
         self.stops = Diagnosis()
         self.step_table = StepTable()
         self.slowdowns = StepDiagnosis()
+        self.host = HostWatch(proc)
         self.poll_seconds = 0.0  # CPU spent in poll
         self.polls = 0
         self._local_world: dict[int, int | None] = {}
@@ -255,7 +257,8 @@ class Observer:
         facts = self.witness.facts(self.current(), now_ns)
         if facts is not None:
             self.stops.update(facts)
-        self.slowdowns.update(self.step_table, {}, now_ns, final=final)
+        self.host.look(now_ns, [(source.rank, source.reader["pid"]) for source in self.current() if not source.released])
+        self.slowdowns.update(self.step_table, {}, self.host, now_ns, final=final)
         self.polls += 1
         self.poll_seconds += time.thread_time() - begin
 

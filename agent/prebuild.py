@@ -17,7 +17,13 @@ from pathlib import Path
 from ranksight.hooks import ring
 from ranksight.hooks.native_build import BUILD_TIMEOUT_SECONDS, SOURCES, cache_directory
 
-_CODE = "from ranksight.hooks import native_build; print(native_build.library())"
+_CODE = """
+try:
+    from ranksight.hooks import native_build
+    print(native_build.library())
+except Exception:  # no torch there, or no compiler: the ranks say so where it matters
+    raise SystemExit(1)
+"""
 
 
 def interpreter(command: Sequence[str]) -> str | None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ranksight.agent.findings import Finding, Severity
-from ranksight.agent.observer import Observer
 from ranksight.agent.verdict import judge, ordered
+
+if TYPE_CHECKING:
+    from ranksight.agent.observer import Observer  # brings numpy, which `ranksight run` itself can do without
 
 SCHEMA = 1
 

@@ -27,8 +27,8 @@ from typing import Any
 import psutil
 
 from ranksight.agent import files, prebuild, run_info
-from ranksight.agent.daemon import AGENT_FILE, EXIT_FILE
 from ranksight.agent.errors import RanksightError, RunDirError
+from ranksight.agent.files import AGENT_FILE, EXIT_FILE
 from ranksight.agent.report import missing
 from ranksight.hooks import inject
 from ranksight.hooks.ring import default_directory

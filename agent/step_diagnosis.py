@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ranksight.agent.detectors import imbalance, numerics, slow
+from ranksight.agent.detectors.host import cpu_oversubscribed
 from ranksight.agent.findings import Finding
+from ranksight.agent.host import HostWatch
 from ranksight.agent.step_table import StepTable
 from ranksight.agent.step_window import StepWindow
 
@@ -22,6 +24,7 @@ INTERVAL_NS = 500_000_000
 
 # The fault on the left explains the one on the right: what it causes is not said a second time.
 EXPLAINS = {
+    "cpu_oversubscribed": {"straggler", "pause", "workload_imbalance", "slow_network"},
     "nonfinite": {"loss_spike", "grad_spike", "divergence"},
     "divergence": {"loss_spike", "grad_spike"},
     "router_collapse": {"expert_imbalance", "straggler", "workload_imbalance"},
@@ -62,11 +65,14 @@ class StepDiagnosis:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All findings so far, oldest first."""
-        return tuple(self._latched.values())
+        """All findings so far, oldest first, without those that a later one explained."""
+        found = tuple(self._latched.values())
+        return tuple(finding for finding in found if not _explained(finding, found))
 
-    def update(self, table: StepTable, stages: Mapping[int, int], now_ns: int, final: bool = False) -> tuple[Finding, ...]:
-        """Look at the steps completed since the last call; returns the findings that are new."""
+    def update(
+        self, table: StepTable, stages: Mapping[int, int], host: HostWatch, now_ns: int, final: bool = False
+    ) -> tuple[Finding, ...]:
+        """Look at the steps completed since the last call, and at the host; returns the findings that are new."""
         history = table.window(HISTORY_STEPS)
         if history is None or (not final and now_ns - self._last_ns < INTERVAL_NS):
             return ()
@@ -77,7 +83,8 @@ class StepDiagnosis:
         window = table.window(WINDOW_STEPS)
         assert window is not None  # a longer one exists
         new = []
-        for finding in detect(window, history, stages):
+        crowded = cpu_oversubscribed(host.samples, host.cores, window.hosts[0], last)
+        for finding in (*crowded, *detect(window, history, stages)):
             known_as = self._known_as(finding)
             if known_as is None:
                 seconds = table.seconds_since(finding.first_step, now_ns)

@@ -185,6 +185,8 @@ class StepTable:
             seconds = max(0, int(event["end_ns"]) - int(event["begin_ns"])) / 1e9
             if kind == wire.EventKind.STEP:
                 mine.values[mine.row(step), _COLUMN["duration"]] = seconds
+                for watched in ("data", "gc", "checkpoint"):
+                    mine.add(step, watched, 0.0)  # these are watched in every step: no event is none, not unknown
                 mine.ended_ns[step] = int(event["end_ns"])
                 mine.ended_ns.pop(step - KEPT_STEPS, None)
                 if event["n_values"]:

@@ -44,10 +44,24 @@ class CompletenessLimits:
 def incomplete_data(facts: CompletenessFacts, limits: CompletenessLimits = CompletenessLimits()) -> tuple[Finding, ...]:
     """One finding per way in which data is missing."""
     return (
+        *_nobody(facts),
         *_dropped(facts, limits),
         *_silent(facts),
         *_unreadable(facts),
         *_without_tap(facts),
+    )
+
+
+def _nobody(facts: CompletenessFacts) -> tuple[Finding, ...]:
+    if facts.ranks or facts.unreadable:
+        return ()
+    return (
+        Finding(
+            kind="incomplete_data",
+            severity=Severity.WARNING,
+            message="No rank of the job has been seen: nothing can be said about it.",
+            advice="Ranks attach when they import torch and make a process group; PYTHONPATH must reach them.",
+        ),
     )
 
 

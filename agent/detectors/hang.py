@@ -101,7 +101,7 @@ def _finding(
         "waiting": {str(r): _wait_in_words(wait) for r, wait in sorted(waiting.items())},
         "phase": {str(r): facts.ranks[r].phase for r in ranks},
         "process_state": {str(r): facts.ranks[r].process_state for r in ranks},
-        "launched": {str(r): facts.ledger.count(call.group, r) for r in sorted(facts.ranks)},
+        "launched": {str(r): facts.ledger.count(call.group, r) for r in sorted(facts.ranks) if r in call.group.ranks},
         "waited_seconds": round(seconds, 3),
     }
     return Finding(

@@ -26,6 +26,7 @@ class NumericsLimits:
     history_most: int = 128
     level: int = 16  # steps that make the level a spike is compared with
     loss_z: float = 6.0  # robust z of the log-loss residual
+    alone_z: float = 12.0  # without a gradient norm to confirm it: losses of single batches have heavy tails
     loss_ratio: float = 1.5  # and at least half as much again: tiny spreads make large z
     grad_z: float = 4.0  # confirms a loss spike
     grad_ratio: float = 10.0  # a gradient spike by itself is ten times the median
@@ -92,7 +93,7 @@ def spikes(window: StepWindow, limits: NumericsLimits = NumericsLimits()) -> tup
     for column in range(len(window.ranks)):
         z, ratios[:, column] = _residuals(window.loss[:, column], limits)
         with np.errstate(invalid="ignore"):
-            jumped[:, column] = (z > limits.loss_z) & (ratios[:, column] > limits.loss_ratio)
+            jumped[:, column] = (z > (limits.loss_z if known_grad else limits.alone_z)) & (ratios[:, column] > limits.loss_ratio)
     with np.errstate(invalid="ignore"):
         grads_up = grad_z > limits.grad_z
     findings = []

@@ -38,8 +38,8 @@ class SlowLimits:
     rotating_fraction: float = 0.20  # of the step lost to whoever is late
     rotating_share: float = 0.5  # in half of the steps
     rotating_most: float = 0.6  # and no rank to blame for more than 60 % of them
-    transfer_factor: float = 2.0  # transfers twice as slow as they were
-    transfer_fraction: float = 0.15  # and the difference is 15 % of the step
+    transfer_factor: float = 2.0  # transfers twice as slow as they were, in three of four of the recent steps
+    transfer_fraction: float = 0.2  # and the difference is 20 % of the step
 
 
 def _usable(window: StepWindow) -> StepWindow | None:
@@ -237,8 +237,8 @@ def slow_network(window: StepWindow, limits: SlowLimits = SlowLimits()) -> tuple
         return ()
     transfer, steps = np.nanmin(usable.transfer[rows], axis=1), usable.steps[rows]
     busy = np.nanmedian(usable.busy[rows], axis=1)
-    now, before = slice(-limits.recent_steps // 2, None), slice(0, -limits.recent_steps // 2)
-    recent, usual = float(np.median(transfer[now])), float(np.percentile(transfer[before], 25))
+    now, before = slice(-limits.recent_steps, None), slice(0, -limits.recent_steps)
+    recent, usual = float(np.percentile(transfer[now], 25)), float(np.percentile(transfer[before], 25))
     step = float(np.nanmedian(usable.duration[rows][before]))
     grown = recent - usual
     if recent < limits.transfer_factor * usual or grown < max(limits.transfer_fraction * step, limits.floor_seconds):
@@ -252,7 +252,7 @@ def slow_network(window: StepWindow, limits: SlowLimits = SlowLimits()) -> tuple
             first_step=int(steps[now][0]),
             last_step=int(steps[-1]),
             detected_step=int(steps[-1]),
-            cost_seconds=grown * (limits.recent_steps // 2),
+            cost_seconds=grown * limits.recent_steps,
             message=(
                 f"Transfers of all ranks take {1e3 * recent:.0f} ms a step, {1e3 * usual:.0f} ms before; their own work "
                 f"did not change. The network is slow, and no rank is at fault."
