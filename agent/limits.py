@@ -41,6 +41,8 @@ class Limits:
     silent_busy_phases: frozenset[str] = frozenset({"startup", "compile", "checkpoint", "load"})
     # Two calls that disagree are a fact at once; who is the odd one out is clear when the others have come too.
     dispute_grace_seconds: float = 1.0
+    # Gathers of unequal tensors are legal on some backends: only one that does not complete is wrong.
+    uneven_grace_seconds: float = 4.0
     # A step label that is one operation off must stay so for two more steps: a helper thread's calls fall now into
     # one step and now into the next.
     shift_confirmations: int = 2

@@ -59,9 +59,18 @@ def waits(facts: JobFacts, standing: dict[int, Standing]) -> dict[int, Wait]:
         held_by = _sits_in(calls, victim=standing[rank] is Standing.VICTIM)
         if held_by is not None:
             failed = bool(held_by.flags & CollectiveFlag.FAILED) or standing[rank] is Standing.VICTIM
-            on = facts.ledger.missing(held_by, facts.ranks)
+            on = _needs(held_by, facts)
             found[rank] = Wait(rank, held_by, held_by.wait_begin_ns or held_by.enqueue_ns, on, failed)
     return found
+
+
+def _needs(call: Collective, facts: JobFacts) -> tuple[int, ...]:
+    """The ranks that an operation lacks. What one rank sends to all needs that rank before any other."""
+    missing = facts.ledger.missing(call, facts.ranks)
+    members = facts.ledger.members(call)
+    if call.op in {"broadcast", "scatter"} and 0 <= call.peer < len(members) and members[call.peer] in missing:
+        return (members[call.peer],)
+    return missing
 
 
 def root(start: int, waiting: dict[int, Wait], facts: JobFacts) -> Root:

@@ -18,6 +18,9 @@ from ranksight.agent.ledger import Key, key_of
 from ranksight.agent.limits import Limits
 from ranksight.agent.words import call_in_words, ranks_in_words, site_in_words
 from ranksight.hooks.records import Collective
+from ranksight.hooks.wire import CollectiveFlag
+
+_UNEVEN_LISTS = frozenset({"all_gather", "gather", "scatter", "reduce_scatter"})
 
 
 def detect(facts: JobFacts, limits: Limits) -> list[tuple[int, Finding]]:
@@ -35,9 +38,23 @@ def detect(facts: JobFacts, limits: Limits) -> list[tuple[int, Finding]]:
         missing = facts.ledger.missing(calls[0], facts.ranks)
         if missing and facts.now_ns - onset < limits.dispute_grace_seconds * 1e9:
             continue  # those on their way will show who is the odd one out
+        if _may_be_legal(calls, facts, onset, limits):
+            continue
         odd = _odd_ones(calls, by_key.get(key._replace(seq=key.seq + 1), []))
         found.append((onset, _dispute(key, calls, odd, onset, facts, by_key)))
     return found
+
+
+def _may_be_legal(calls: Sequence[Collective], facts: JobFacts, onset: int, limits: Limits) -> bool:
+    """Lists of tensors of unequal sizes are gathered by some backends and not by others: what completes is legal."""
+    if any(call.op not in _UNEVEN_LISTS or _differences(call, calls[0]) not in (["arguments"], ["shape"]) for call in calls):
+        return False
+    failed = any(call.flags & CollectiveFlag.FAILED or not facts.ranks[call.rank].alive for call in calls)
+    return not failed and (_all_complete(calls) or facts.now_ns - onset < limits.uneven_grace_seconds * 1e9)
+
+
+def _all_complete(calls: Sequence[Collective]) -> bool:
+    return all(call.complete_ns is not None for call in calls)
 
 
 def _second_mark(calls: Sequence[Collective]) -> int:

@@ -9,7 +9,7 @@ from ranksight.agent.facts import JobFacts
 from ranksight.agent.findings import Finding
 from ranksight.agent.limits import Limits
 from ranksight.hooks.records import Collective
-from tests.support.stops import NOW, call, group, job, rank
+from tests.support.stops import FAILED, NOW, call, group, job, rank
 
 
 def found(facts: JobFacts) -> list[Finding]:
@@ -153,6 +153,23 @@ LEGAL: dict[str, list[Collective]] = {
         call(r, step, 10.0 + step, 11.0 + step, step=step + (r == 1 and step % 3 == 1)) for r in range(4) for step in range(12)
     ],
 }
+
+
+def gathers(*done: float | None, flags: int = 0) -> list[Collective]:
+    """One all_gather of as many ranks, the first with another size than the others."""
+    return [
+        call(r, 5, 97.0, end, op="all_gather", shape=(3 + (r > 0),), reduce_op=None, flags=flags) for r, end in enumerate(done)
+    ]
+
+
+def test_uneven_gathers_are_wrong_only_where_they_do_not_complete() -> None:
+    assert found(job(gathers(98.0, 98.0, 98.0, 98.0))) == []
+    assert found(job(gathers(98.0, None, None, None))) == []
+    late = found(job(gathers(None, None, None, None), now=101.5))
+    failed = found(job(gathers(None, None, None, None, flags=FAILED)))
+    aborted = found(job(gathers(None, None, None, None), rank(1, alive=False, gone_at=98.0)))
+    for (finding,) in (late, failed, aborted):
+        assert (finding.kind, finding.ranks) == ("collective_mismatch", (0,))
 
 
 @pytest.mark.parametrize("name", LEGAL)

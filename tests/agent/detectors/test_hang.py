@@ -172,6 +172,12 @@ def test_the_world_is_not_stuck_when_a_member_only_completed_earlier() -> None:
     assert hang.detect(job(calls), Limits()) == ()
 
 
+def test_those_that_receive_a_broadcast_wait_for_its_root_and_not_for_each_other() -> None:
+    calls = [call(r, 20, 90.0, op="broadcast", peer=2) for r in (0, 3)]
+    finding = only(job(calls, rank(1, phase="checkpoint")))
+    assert finding.ranks == (2,)
+
+
 def test_a_wait_has_no_limit_of_its_own_under_long_steps() -> None:
     assert only(job(waiting_for(1, 60.0), p99=13.0)).ranks == (1,)
     assert hang.detect(job(waiting_for(1, 62.0), p99=13.0), Limits()) == ()
