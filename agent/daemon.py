@@ -91,6 +91,16 @@ class _Daemon:
                 continue
         self._read(self._observer.final)
         self._write_report()
+        self._complete_run_info()
+
+    def _complete_run_info(self) -> None:
+        """Add to run.json what only the ranks could say: the layout of the job and facts about its data."""
+        path = (self._options.run_dir or Path()) / "run.json"
+        if self._options.run_dir and path.exists():
+            try:
+                files.write_json(path, files.read_json(path) | self._observer.layout())
+            except Exception:
+                log.exception("run.json could not be completed")
 
     def _read(self, poll: Callable[[], None]) -> None:
         """One poll; an error in it costs this poll and is logged, the next one may do better."""

@@ -18,7 +18,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +126,18 @@ class Observer:
     def report_sections(self) -> dict[str, object]:
         """The keys completeness, collectives, steps, overhead and ranks of report.json."""
         return sections.of(self)
+
+    def layout(self) -> dict[str, object]:
+        """The partition of the job as its ranks said it: ranks, process groups by axis, and facts about the data."""
+        ranks = [asdict(identity) for identity in self.identities()]
+        groups = [
+            {"name": known.group.name, "axis": known.group.axis, "size": known.group.size, "ranks": known.group.ranks}
+            for known in self.registry.groups[1:]
+        ]
+        facts: dict[str, str] = {}
+        for rank in sorted(self.steps.ranks):
+            facts |= self.steps.ranks[rank].facts
+        return {"layout": {"ranks": ranks, "groups": groups}, "facts": facts}
 
     def findings(self) -> tuple[Finding, ...]:
         """Findings about ranks that stop or disagree, about steps, and about the observation itself."""

@@ -52,8 +52,3 @@ def redacted(command: Sequence[str]) -> list[str]:
         hide = bool(_SECRET.search(name)) and not equals and word.startswith("-")
         shown.append(f"{name}={_HIDDEN}" if equals and _SECRET.search(name) else word)
     return shown
-
-
-def layout(ranks: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The partition of the job as the ranks said it: who runs where, and which groups there are."""
-    return {"ranks": list(ranks), "groups": list(groups)}

@@ -155,6 +155,8 @@ def _steps(observer: Observer) -> dict[str, Any]:
                 "grad_norm": _finite(state.grad_norm),
                 "samples": state.samples,
                 "tokens": state.tokens,
+                "job_tokens": state.job_tokens,
+                "step_seconds": state.step_seconds,
                 "exception": state.exception,
             }
             for rank, state in sorted(observer.steps.ranks.items())

@@ -22,6 +22,7 @@ _WANTED[
     [
         wire.EventKind.STEP, wire.EventKind.LOSS, wire.EventKind.GRAD_NORM, wire.EventKind.BATCH,
         wire.EventKind.NOTE, wire.EventKind.EXCEPTION, wire.EventKind.MEMORY,
+        wire.EventKind.FACT,
     ]
 ] = True  # fmt: skip
 
@@ -36,11 +37,13 @@ class RankSteps:
     loss: float | None = None
     grad_norm: float | None = None
     tokens: int | None = None
+    job_tokens: float | None = None  # those of the whole job, in all steps so far
     samples: int | None = None
     rss_bytes: int | None = None
     device_bytes: int | None = None
     exception: str | None = None
     notes: Counter[str] = field(default_factory=Counter)
+    facts: dict[str, str] = field(default_factory=dict)
 
 
 class Steps:
@@ -84,6 +87,8 @@ class Steps:
         seconds = (end_ns - begin_ns) / 1e9
         self._new.append((number, seconds, step, end_ns))
         state.steps += 1
+        if row["n_values"] >= 2:
+            state.job_tokens = float(row["values"][1]) + (state.job_tokens or 0.0)
         state.step_seconds += seconds
         state.last_step = step if state.last_step is None else max(step, state.last_step)
 
@@ -101,6 +106,10 @@ class Steps:
             state.rss_bytes, state.device_bytes = int(values[0]), int(values[1])
         elif kind == wire.EventKind.EXCEPTION:
             state.exception = reader.hooks_table.string(int(row["name"])) or "exception of unknown type"
+        elif kind == wire.EventKind.FACT:
+            key, _, value = (reader.hooks_table.string(int(row["name"])) or "").partition("=")
+            if key and (key in state.facts or len(state.facts) < MAX_NOTES):
+                state.facts[key] = value
         elif kind == wire.EventKind.NOTE:
             text = reader.hooks_table.string(int(row["name"])) or f"note of code {int(row['code'])}"
             if text in state.notes or len(state.notes) < MAX_NOTES:

@@ -62,10 +62,9 @@ def _speed(report: dict[str, Any]) -> str:
         return ""
     step = sorted(medians)[len(medians) // 2]
     words = [f"{report['run']['steps']} steps", f"{1 / step:.2f} steps/s (median step {seconds(step)})"]
-    rates = [row["tokens"] / row["steps"] / step for row in per_rank if row["tokens"] and row["steps"]]
+    rates = [row["job_tokens"] / row["step_seconds"] for row in per_rank if row["job_tokens"] and row["step_seconds"]]
     if rates:
-        # ranks that share a batch (tensor and pipeline parallel) say the same tokens: only the trainer knows the sum
-        words.append(f"{max(rates):,.0f} tokens/s per data-parallel rank")
+        words.append(f"{sum(rates) / len(rates):,.0f} tokens/s")
     fraction = report["overhead"].get("fraction")
     if fraction is not None:
         words.append(f"hooks {100 * fraction:.2f} % of the step")

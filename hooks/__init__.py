@@ -17,6 +17,7 @@ from ranksight.hooks.api import (
     phase,
     record_batch,
     record_experts,
+    record_fact,
     record_step,
     stop_requested,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "phase",
     "record_batch",
     "record_experts",
+    "record_fact",
     "record_step",
     "stop_requested",
 ]

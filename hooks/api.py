@@ -121,6 +121,16 @@ def record_batch(*, samples: int, tokens: int, cursor: int | None = None, finger
     _guarded(attachment.current, body)
 
 
+def record_fact(key: str, value: str) -> None:
+    """Say something about the run that run.json should keep, such as a digest of the data. The last value counts."""
+
+    def body(attached: Attachment) -> None:
+        now = attached.recorder.clock_ns()
+        attached.recorder.event(EventKind.FACT, now, now, name=f"{key}={value}")
+
+    _guarded(attachment.current, body)
+
+
 def stop_requested() -> int | None:
     """The step after which all ranks are asked to leave; None while training may go on."""
     answer: list[int | None] = [None]

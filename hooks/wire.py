@@ -288,6 +288,7 @@ class EventKind(IntEnum):
     MEMORY = 12  # [rss bytes, device bytes allocated, device bytes reserved]
     NOTE = 13  # name: text; the hooks say what they could not do
     DATA = 14  # span in the data iterator
+    FACT = 15  # name: "key=value", what run.json should say of the run
 
 
 class Action(IntEnum):
