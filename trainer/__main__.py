@@ -37,6 +37,7 @@ def run(config: Config, rank: int, stop: StopSignal) -> None:
     """One rank from the process group's birth to its end."""
     import torch  # slow to import: not before a wrong option was reported, nor before signals are handled
 
+    from ranksight.trainer import observe
     from ranksight.trainer.meshes import process_group
     from ranksight.trainer.train import Trainer
 
@@ -47,9 +48,11 @@ def run(config: Config, rank: int, stop: StopSignal) -> None:
     torch.set_num_threads(1)  # ranks share the cores of a host; one thread also adds in one order
     generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     train, plan, steps = config.train, config.plan, config.train.steps
+    observe.attach()
     with process_group(train.device, timedelta(seconds=train.timeout), generation) as device:
         trainer = Trainer(config, device, stop)
         say(f"corpus: pydoc_data.topics, {trainer.corpus.num_bytes} bytes, sha256 {trainer.corpus.digest}")
+        observe.corpus("pydoc_data.topics", trainer.corpus.digest)
         say(
             f"plan: pp {plan.pp} x dp {plan.dp} x tp {plan.tp} = {plan.world_size} ranks, ep {plan.ep}, "
             f"{plan.microbatches} microbatches" + (f", schedule {plan.schedule}" if plan.pp > 1 else "")

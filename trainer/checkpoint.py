@@ -134,7 +134,7 @@ class Checkpoints:
     def _look(self, resume: str) -> Found:
         if resume != "latest":
             return Found(Path(resume), manifest.verify(Path(resume)))
-        passed_over = []
+        passed_over: list[str] = []
         for path in manifest.complete(self._folder):
             try:
                 return Found(path, manifest.verify(path), passed_over)

@@ -106,6 +106,7 @@ class Trainer:
 
     def run(self, on_report: Callable[[Report], None]) -> list[Report]:
         """Train until `steps` are done or all ranks agree to stop; leaves a checkpoint when there is a folder."""
+        observe.attach(first_step=self.step)
         reports: list[Report] = []
         every, folder = self.config.checkpoint.every, self.config.checkpoint.folder
         stopped = False
@@ -136,7 +137,7 @@ class Trainer:
         with observe.phase("optimizer"):
             self._update(stats)
 
-        observe.step(stats, self.routers, self.config.tokens_per_step)
+        observe.step(self.step, stats, self.routers, self.config.tokens_per_step)
         self.step += 1
         self.cursor += self.config.train.batch
         return self._report(stats, time.perf_counter() - begin), stats.stop

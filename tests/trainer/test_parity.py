@@ -68,7 +68,8 @@ def many_ranks(**options: Any) -> list[Report]:
 
 def worst(reports: list[Report], reference: list[Report], what: str) -> float:
     """Largest difference over the steps."""
-    return max(abs(getattr(a, what) - getattr(b, what)) for a, b in zip(reports, reference, strict=True))
+    differences = [abs(getattr(a, what) - getattr(b, what)) for a, b in zip(reports, reference, strict=True)]
+    return float(max(differences))
 
 
 @pytest.mark.parametrize("name", [*LAYOUTS, *VARIANTS])
