@@ -23,7 +23,7 @@ test: setup ## all tests
 	@$(BIN)/python -m pytest --durations=10 $(ARGS)
 
 test-fast: setup ## the tests that start no ranks, in seconds
-	@$(BIN)/python -m pytest -m "not ranks and not slow" $(ARGS)
+	@$(BIN)/python -m pytest --durations=10 -m "not ranks and not slow" $(ARGS)
 
 lint: ## ruff, mypy strict, import directions
 	@.ci/setup.sh

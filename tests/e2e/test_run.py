@@ -21,7 +21,8 @@ SLEEPER = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sl
 STUBBORN = """
 import pathlib, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True); time.sleep(99)"], stdout=subprocess.PIPE)
+CHILD = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True); time.sleep(99)"
+child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE)
 child.stdout.readline()
 pathlib.Path(sys.argv[1]).touch()
 child.wait()
