@@ -17,7 +17,7 @@ setup: ## the virtual environment and every Debian package that tests need
 
 demo: ## eight ranks (pp2 dp2 tp2 ep4) train on real text under ranksight; ends with the table of collectives
 	@.ci/setup.sh compiler
-	@PATH="$(CURDIR)/$(BIN):$$PATH" ranksight demo
+	@PATH="$(CURDIR)/$(BIN):$$PATH" ranksight demo $(ARGS)
 
 test: setup ## all tests
 	@$(BIN)/python -m pytest --durations=10 $(ARGS)

@@ -84,6 +84,11 @@ def test_names_of_the_hooks_that_are_used_exist(document: Path) -> None:
     assert {name for name in used if not hasattr(hooks, name)} == set()
 
 
+def test_the_table_of_hooks_is_complete() -> None:
+    listed = re.findall(r"^\| `([a-z_]+)\(", TEXT[CHECKOUT / "docs" / "unmodified-scripts.md"], re.MULTILINE)
+    assert {*listed, "attach", "detach"} == set(hooks.__all__)
+
+
 @each_document
 def test_python_examples_are_python(document: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", TEXT[document], re.MULTILINE | re.DOTALL):
