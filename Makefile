@@ -31,9 +31,9 @@ lint: ## ruff, mypy strict, import directions
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: ## what ranksight costs: per collective and per step
+bench: ## what the taps cost: CPU time added to a collective
 	@.ci/setup.sh compiler
-	@PATH="$(CURDIR)/$(BIN):$$PATH" ranksight bench overhead $(ARGS)
+	@$(BIN)/python tests/bench/tap_cost.py $(ARGS)
 
 cases: ## the acceptance cases in CASES=folder (a folder with run_cases.py) under ranksight
 	@.ci/setup.sh compiler
