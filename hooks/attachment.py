@@ -52,10 +52,10 @@ class Attachment:
         self.pauses = Pauses(recorder)
         self.exits = Exits(recorder, self.finish)
         self.heartbeat = Heartbeat(recorder)
+        self.steps.before_end.append(self.pauses.write)
         self.steps.at_end += [
             self.stop.step_ended,
             Memory(recorder).step_ended,
-            lambda _step, _now: self.pauses.write(),
             lambda _step, _now: self.groups.scan(),
         ]
         if torch.distributed.is_available():

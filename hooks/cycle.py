@@ -26,6 +26,7 @@ class OptimizerCycle:
     def __init__(self) -> None:
         self._expected: set[int] = set()
         self._stepped: set[int] = set()
+        self._irregular: set[int] = set()  # exist, but do not take part in every step
 
     def __len__(self) -> int:
         return len(self._expected)
@@ -35,18 +36,25 @@ class OptimizerCycle:
         self._expected.add(key)
 
     def drop(self, key: int) -> None:
-        """An optimizer is gone, or steps as part of another one."""
-        self._expected.discard(key)
-        self._stepped.discard(key)
+        """An optimizer is gone."""
+        for known in (self._expected, self._stepped, self._irregular):
+            known.discard(key)
+
+    def inner(self, key: int) -> None:
+        """An optimizer steps as part of another one."""
+        self.drop(key)
+        self._irregular.add(key)
 
     def stepped(self, key: int) -> Boundary:
         """An optimizer has made its step."""
         missed = key in self._stepped
         if missed:
+            self._irregular |= self._expected - self._stepped
             self._expected &= self._stepped
             self._stepped = {key}
         else:
-            self._expected.add(key)
+            if key not in self._irregular:
+                self._expected.add(key)
             self._stepped.add(key)
         complete = self._expected <= self._stepped
         if complete:

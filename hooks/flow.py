@@ -2,7 +2,7 @@
 
     DataLoader iterator     -> Phase.DATA, a DATA span
     DDP, FSDP forward       -> Phase.FORWARD until backward begins (also after a DataLoader has given a batch)
-    Tensor.backward, ...    -> Phase.BACKWARD, the loss
+    autograd.backward       -> Phase.BACKWARD, the loss
     optimizer step hooks    -> Phase.OPTIMIZER, the ends of steps; GradScaler.step counts when it skips the optimizer too
     model.eval(), train()   -> Phase.EVALUATION between them
 
@@ -53,7 +53,7 @@ class Flow:
         scaler = torch.amp.GradScaler
         patches.wrap(scaler, "step", self._scaler_begins, lambda optimizer, _args, _result: self._end_step(optimizer))
         patches.wrap(scaler, "scale", after=lambda _, args, result: self._numerics.scaled(args[1], result))
-        patches.wrap(torch.Tensor, "backward", self._backward_begins, self._backward_ends)
+        # Tensor.backward calls this one, too.
         patches.wrap(torch.autograd, "backward", self._backward_begins, self._backward_ends)
         self._install_norms(patches)
         patches.wrap(dataloader_module._BaseDataLoaderIter, "__next__", self._data_begins, self._data_ends)
@@ -146,12 +146,14 @@ class Flow:
             self._numerics.backward_on(args[0] if args else kwargs.get("tensors"))
         return True
 
-    def _backward_ends(self, token: bool | None, _args: Args, _result: object) -> None:
+    def _backward_ends(self, token: bool | None, _args: Args, result: object) -> None:
         if token:
-            now = self._recorder.clock_ns()
+            now, raised = self._recorder.clock_ns(), result is RAISED
             if self._steps.backward_depth == 1:
                 self._phases.set_flow(Phase.OPTIMIZER if self._steps.in_optimizer else Phase.OTHER, now)
-            self._steps.backward_ends(now)
+                if raised:
+                    self._numerics.backward_raised()
+            self._steps.backward_ends(now, raised=raised)
 
     # forward
 

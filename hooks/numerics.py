@@ -80,6 +80,7 @@ class Numerics:
         self._recorder = recorder
         self._losses: list[_Reading] = []
         self._norms: list[_Reading] = []
+        self._seen_loss = False  # by the last backward()
         self._all_scaled = True
         self._pending: list[_Said] = []
         self._scaled_from: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
@@ -94,6 +95,7 @@ class Numerics:
 
     def backward_on(self, root: object) -> None:
         """backward() is called on `root`: a loss, when it is one real number."""
+        self._seen_loss = False
         if LOSS in self._told:
             return
         if isinstance(root, (list, tuple)):
@@ -107,8 +109,14 @@ class Numerics:
             node = None
         reading = self._read(root, "loss")
         if reading is not None:
+            self._seen_loss = True
             self._losses.append(reading)
             self._all_scaled = self._all_scaled and node is not None and node.name() in _SCALED
+
+    def backward_raised(self) -> None:
+        """That backward() made no gradients; it may be tried again."""
+        if self._seen_loss:
+            self._losses.pop()
 
     def clipped_to(self, norm: object) -> None:
         """Gradients were clipped; `norm` is their total norm before."""
@@ -128,6 +136,11 @@ class Numerics:
             if self._norms:
                 self._pending.append(_Said(GRAD_NORM, now, step, self._norms, code))
             self._losses, self._norms, self._all_scaled = [], [], True
+        if self._pending:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what has arrived, in order."""
         while self._pending and all(reading.ready() for reading in self._pending[0].readings):
             said = self._pending.pop(0)
             self._recorder.event(
@@ -150,6 +163,7 @@ class Numerics:
             reading = self._read(value, kind.name.lower())
             if reading is not None:
                 self._pending.append(_Said(kind, now, step, [reading], layer=layer))
+                self._write()
             return
         values = (value,) if isinstance(value, (int, float)) else value
         self._recorder.event(kind, now, now, step=step, layer=layer, values=tuple(float(each) for each in values))

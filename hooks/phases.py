@@ -59,5 +59,4 @@ class Phases:
         if self._in_force is not Phase.OTHER and now > self._begin:
             self._recorder.event(wire.EventKind.PHASE, self._begin, now, code=self._in_force)
         self._in_force, self._begin = phase, now
-        self._recorder.ring["phase_begin_ns"] = now
-        self._recorder.ring["phase"] = phase
+        self._recorder.ring.enter_phase(phase, now)

@@ -51,11 +51,14 @@ class Recorder:
         layer: int = -1,
         values: tuple[float, ...] = (),
     ) -> int:
-        """Write one event of the step in progress, or of `step`; returns the ticket for `Events.close`."""
-        return self.ring.events.write(
+        """Write one event of the step in progress, or of `step`; returns the ticket for `Events.close`, 0 if lost."""
+        ticket = self.ring.events.write(
             kind, begin_ns, end_ns, step=self.step if step is None else step, code=code,
             name=self.ring.hooks_table.string(name) if name else 0, layer=layer, values=values,
         )  # fmt: skip
+        if ticket == 0:
+            self.ring["hooks_errors"] += 1
+        return ticket
 
     def note(self, text: str) -> None:
         """Say once, in a sentence, what the report should say."""

@@ -73,8 +73,10 @@ class Table:
         self._lock = threading.Lock()
 
     def append(self, kind: wire.TableKind, payload: bytes) -> int:
-        """Add an entry and return its number within its kind, or 0 when the table is full."""
-        with self._lock:
+        """Add an entry and return its number within its kind, or 0 when the table is full (see `Events.write`, too)."""
+        if not self._lock.acquire(timeout=_LOCK_S):
+            return 0
+        try:
             begin: int = self._used.packer.unpack_from(self._buffer, self._used.offset)[0]
             end = begin + wire.TABLE_ENTRY.size + (len(payload) + 7) // 8 * 8
             if end > self._size:
@@ -85,6 +87,8 @@ class Table:
             self._used.packer.pack_into(self._buffer, self._used.offset, end)
             self._numbers[kind] = self._numbers.get(kind, 0) + 1
             return self._numbers[kind]
+        finally:
+            self._lock.release()
 
     def string(self, text: str) -> int:
         """Number of `text`, added at its first use; 0 for an empty text or a full table."""
@@ -101,8 +105,13 @@ class Table:
         return self.append(wire.TableKind.GROUP_MADE, wire.GROUP_MADE.pack(made_ns, len(ranks)) + packed + text)
 
 
-_EVENT_HEAD, _EVENT_COUNT = wire.HEADER["events_head"], wire.HEADER["events_count"]
+_HEAD_AND_COUNT, _HEAD_AT = struct.Struct("<QQ"), wire.HEADER["events_head"].offset  # two neighbours, one call
+_STEP_AND_BEGIN, _STEP_AT = struct.Struct("<qq"), wire.HEADER["step"].offset
+_PHASE_AND_BEGIN, _PHASE_AT = struct.Struct("<Iq"), wire.HEADER["phase"].offset
+_NO_VALUES = [(0.0,) * n for n in range(9)]
+_LOCK_S = 1.0  # held for microseconds; only a signal handler that came in while its own thread held it waits that long
 _U64, _I64 = wire.EVENT["ticket"].packer, wire.EVENT["end_ns"].packer
+_EVENT_SIZE = wire.EVENT.size
 _EVENT_BODY = struct.Struct("<qqqHHIiiiIHHI8d")  # EVENT from begin_ns on
 
 
@@ -129,38 +138,50 @@ class Events:
         flags: int = 0,
         values: tuple[float, ...] = (),
     ) -> int:
-        """Write one event; the returned ticket lets `close` set the end of an open span (end_ns 0) later."""
-        inline = values[:8]
-        rest = values[8 : 8 + wire.EVENT_EXTRA_VALUES * 1024]
-        extra = -(-len(rest) // wire.EVENT_EXTRA_VALUES)
-        with self._lock:
+        """Write one event; the returned ticket lets `close` set the end of an open span (end_ns 0) later.
+
+        Returns 0 when the event is lost: a signal handler has interrupted its own thread right here.
+        """
+        inline, rest, extra = values, (), 0
+        if len(values) > 8:
+            inline, rest = values[:8], values[8 : 8 + wire.EVENT_EXTRA_VALUES * 1024]
+            extra = -(-len(rest) // wire.EVENT_EXTRA_VALUES)
+        buffer = self._buffer
+        if not self._lock.acquire(timeout=_LOCK_S):
+            return 0
+        try:
             index = self._head
-            self._head += 1 + extra
+            self._head = head = index + 1 + extra
             self._count += 1
-            _U64.pack_into(self._buffer, _EVENT_HEAD.offset, self._head)
-            _U64.pack_into(self._buffer, _EVENT_COUNT.offset, self._count)
-            at = self._at(index)
-            _U64.pack_into(self._buffer, at, 0)
+            _HEAD_AND_COUNT.pack_into(buffer, _HEAD_AT, head, self._count)
+            at = self._offset + index % self._slots * _EVENT_SIZE
+            _U64.pack_into(buffer, at, 0)
             _EVENT_BODY.pack_into(
-                self._buffer, at + 8, begin_ns, end_ns, step, kind, code, name, microbatch, stage, layer,
-                threading.get_native_id(), len(inline) + len(rest), extra, flags, *inline, *(0.0,) * (8 - len(inline)),
+                buffer, at + 8, begin_ns, end_ns, step, kind, code, name, microbatch, stage, layer,
+                threading.get_native_id(), len(inline) + len(rest), extra, flags, *inline, *_NO_VALUES[8 - len(inline)],
             )  # fmt: skip
             for number in range(extra):
                 chunk = rest[number * wire.EVENT_EXTRA_VALUES : (number + 1) * wire.EVENT_EXTRA_VALUES]
                 slot = self._at(index + 1 + number)
-                _U64.pack_into(self._buffer, slot, 0)
-                _PACK_DOUBLES[len(chunk)].pack_into(self._buffer, slot + 8, *chunk)
-                _U64.pack_into(self._buffer, slot, index + 2 + number)
-            _U64.pack_into(self._buffer, at, index + 1)
+                _U64.pack_into(buffer, slot, 0)
+                _PACK_DOUBLES[len(chunk)].pack_into(buffer, slot + 8, *chunk)
+                _U64.pack_into(buffer, slot, index + 2 + number)
+            _U64.pack_into(buffer, at, index + 1)
+        finally:
+            self._lock.release()
         return index + 1
 
     def close(self, ticket: int, end_ns: int) -> bool:
         """Set the end of an open span; False when its slot was overwritten meanwhile."""
         at = self._at(ticket - 1)
-        with self._lock:
+        if not self._lock.acquire(timeout=_LOCK_S):
+            return False
+        try:
             if _U64.unpack_from(self._buffer, at)[0] != ticket:
                 return False
             _I64.pack_into(self._buffer, at + wire.EVENT["end_ns"].offset, end_ns)
+        finally:
+            self._lock.release()
         return True
 
     def _at(self, index: int) -> int:
@@ -190,6 +211,14 @@ class Ring:
     def __setitem__(self, name: str, value: int) -> None:
         packer, offset = self._fields[name]
         packer.pack_into(self.buffer, offset, value)
+
+    def enter_step(self, step: int, now_ns: int) -> None:
+        """Store `step` and `step_begin_ns`."""
+        _STEP_AND_BEGIN.pack_into(self.buffer, _STEP_AT, step, now_ns)
+
+    def enter_phase(self, phase: int, now_ns: int) -> None:
+        """Store `phase` and `phase_begin_ns`."""
+        _PHASE_AND_BEGIN.pack_into(self.buffer, _PHASE_AT, phase, now_ns)
 
 
 def create(directory: Path, sizes: Sizes = Sizes(), generation: int = 0) -> Ring:

@@ -38,6 +38,7 @@ class Steps:
         cpu_seconds: Callable[[], float] = time.process_time,
     ) -> None:
         self.at_end: list[Callable[[int, int], None]] = []  # (step that ended, when)
+        self.before_end: list[Callable[[], None]] = []  # what belongs to the step that is about to end
         self.finished = 0
         self.explicit = False
         self._recorder, self._phases, self._flush, self._cpu_seconds = recorder, phases, flush, cpu_seconds
@@ -91,12 +92,12 @@ class Steps:
         self.backward_depth += 1
         return outermost
 
-    def backward_ends(self, now: int) -> bool:
-        """True when it was the outermost one."""
+    def backward_ends(self, now: int, *, raised: bool = False) -> bool:
+        """True when it was the outermost one. One that raised has made no gradients."""
         self.backward_depth -= 1
         if self.backward_depth:
             return False
-        self._backwards += 1
+        self._backwards += not raised
         if self._due:
             self._due = False
             self._end(now)
@@ -119,7 +120,7 @@ class Steps:
             return False
         del self._optimizers[self._optimizers.index(key) :]
         if self._optimizers:
-            self._cycle.drop(key)
+            self._cycle.inner(key)
             return False
         boundary = self._cycle.stepped(key)
         if boundary.missed and not self.explicit:
@@ -173,13 +174,13 @@ class Steps:
     def _enter(self, step: int, now: int) -> None:
         self._recorder.step, self._begin, self._backwards = step, now, 0
         self._cpu_begin = self._cpu_seconds()
-        ring = self._recorder.ring
-        ring["step"] = step
-        ring["step_begin_ns"] = now
+        self._recorder.ring.enter_step(step, now)
 
     def _end(self, now: int, tokens: float | None = None) -> None:
         step = self._recorder.step
         self._flush(step)
+        for write in self.before_end:
+            write()
         cpu = self._cpu_seconds() - self._cpu_begin
         values = (cpu,) if tokens is None else (cpu, float(tokens))
         self._recorder.event(wire.EventKind.STEP, self._begin, now, step=step, values=values)
