@@ -56,7 +56,10 @@ def forward_backward(
     config: Config, meshes: Meshes, parts: Sequence[Transformer], device: torch.device
 ) -> ForwardBackward:
     """What runs a step on this rank: a pipeline schedule, or a loop over microbatches."""
-    return (Pipeline if config.plan.pp > 1 else Microbatches)(config, meshes, parts, device)
+    if config.plan.pp > 1:
+        return Pipeline(config, meshes, parts, device)
+    (model,) = parts
+    return Microbatches(config, model)
 
 
 class _Loss:
@@ -85,8 +88,8 @@ class _Loss:
 class Microbatches:
     """The whole model on this rank: one microbatch after the other, gradients reduced with the last."""
 
-    def __init__(self, config: Config, meshes: Meshes, parts: Sequence[Transformer], device: torch.device) -> None:
-        (self._model,) = parts
+    def __init__(self, config: Config, model: Transformer) -> None:
+        self._model = model
         self._loss = _Loss(config)
         self._count = config.plan.microbatches
 

@@ -51,9 +51,10 @@ class Torchrun:
         self.lines += [line.rstrip() for line in self.process.stdout]
         return self.process.wait()
 
-    def steps(self) -> list[tuple[int, str]]:
-        """Step and loss of every step line."""
-        return [(int(m[1]), m[2]) for m in map(LINE.match, self.lines) if m]
+    def steps(self, since: str = "corpus") -> list[tuple[int, str]]:
+        """Step and loss of the step lines after the first line that begins with `since`."""
+        begin = next(number for number, line in enumerate(self.lines) if line.startswith(since))
+        return [(int(m[1]), m[2]) for m in map(LINE.match, self.lines[begin:]) if m]
 
 
 @contextmanager
@@ -90,21 +91,26 @@ def test_a_rank_that_is_asked_stops_all_after_the_same_step_with_a_checkpoint(tm
 
 
 def test_after_a_rank_was_killed_torchrun_restarts_and_the_job_goes_on(tmp_path: Path) -> None:
-    options = ("--steps", "24", "--folder", str(tmp_path), "--every", "5")
+    options = ("--steps", "100000", "--folder", str(tmp_path), "--every", "5")
     with torchrun(*options, launcher=("--max-restarts", "1", "--monitor-interval", "0.1")) as job:
-        job.read_until("step 12/")
+        job.read_until(" 12/")
         job.ranks()[1].kill()
+        job.read_until("resumed from")
+        resumed = job.lines[-1]
+        job.read_until("loss")
+        job.ranks()[0].send_signal(signal.SIGUSR1)
         assert job.finish() == 0
-    resumed = next(line for line in job.lines if line.startswith("resumed from"))
     match = re.search(r"after step (\d+), data cursor (\d+)", resumed)
     assert match
     step, cursor = int(match[1]), int(match[2])
-    assert (step % 5, cursor) == (0, step * 16)
     assert step >= 10
-    assert job.steps()[-1][0] == 24
-    # the losses are those of a run that nobody killed
-    whole = run_forked(train, 2, config(dp=2, ep=2, steps=24))[0]
-    assert all(loss == f"{whole[number - 1].loss:.4f}" for number, loss in job.steps())
+    assert (step % 5, cursor) == (0, step * 16)
+    before, again = job.steps(since="plan"), job.steps(since="resumed")
+    assert again[0][0] == step + 1
+    # the losses of both lives are those of a run that nobody killed
+    whole = run_forked(train, 2, config(dp=2, ep=2, steps=step + 1))[0]
+    for number, loss in before[:step] + again[:1]:
+        assert loss == f"{whole[number - 1].loss:.4f}"
 
 
 def test_a_plan_that_does_not_fit_ends_with_one_line_and_code_2() -> None:
