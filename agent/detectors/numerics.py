@@ -65,12 +65,20 @@ def nonfinite(window: StepWindow) -> tuple[Finding, ...]:
     )
 
 
-def _residuals(values: Floats, limits: NumericsLimits) -> tuple[Floats, Floats]:
-    """Robust z of log(value) and the ratio to the rolling median, per step; NaN without enough history."""
+def _residuals(values: Floats, limits: NumericsLimits, least_ratio: float = 0.0) -> tuple[Floats, Floats]:
+    """Robust z of log(value) and the ratio to the rolling median, per step; NaN without enough history.
+
+    NaN also where the ratio can't reach `least_ratio`, because not even the ratio to the least value so far does: that
+    is nearly everywhere, and medians of every step of every rank would cost the agent a core.
+    """
     with np.errstate(all="ignore"):
         logs = np.log(values)
+        least = np.minimum.accumulate(np.where(np.isfinite(logs), logs, np.inf))
+        reachable = np.exp(logs[1:] - least[:-1]) > least_ratio
     z, ratio = np.full(len(values), np.nan), np.full(len(values), np.nan)
-    for row in range(limits.history, len(values)):
+    for row in (np.flatnonzero(reachable) + 1).tolist():
+        if row < limits.history:
+            continue
         past = logs[max(0, row - limits.history_most) : row]
         past = past[np.isfinite(past)]
         if len(past) < limits.history or not np.isfinite(logs[row]):
@@ -86,16 +94,16 @@ def spikes(window: StepWindow, limits: NumericsLimits = NumericsLimits()) -> tup
     """A jump of the loss or the gradient norm; ranks are named when only some of them jumped."""
     with np.errstate(all="ignore"):
         grad = np.where(np.isnan(window.grad_norm).all(axis=1), np.nan, np.nanmax(np.nan_to_num(window.grad_norm), axis=1))
-    grad_z, grad_ratio = _residuals(grad, limits)
+    grad_z, grad_ratio = _residuals(grad, limits, limits.grad_ratio)
     known_grad = bool(np.isfinite(grad).any())
     jumped = np.zeros(window.shape, bool)
     ratios = np.full(window.shape, np.nan)
     for column in range(len(window.ranks)):
-        z, ratios[:, column] = _residuals(window.loss[:, column], limits)
+        z, ratios[:, column] = _residuals(window.loss[:, column], limits, limits.loss_ratio)
         with np.errstate(invalid="ignore"):
             jumped[:, column] = (z > (limits.loss_z if known_grad else limits.alone_z)) & (ratios[:, column] > limits.loss_ratio)
     with np.errstate(invalid="ignore"):
-        grads_up = grad_z > limits.grad_z
+        grads_up = _residuals(grad, limits)[0] > limits.grad_z if jumped.any() else np.zeros(len(grad), bool)
     findings = []
     for row in np.nonzero(jumped.any(axis=1))[0]:
         near = slice(max(0, row - limits.near), row + limits.near + 1)
