@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ranksight.agent.slots import COLLECTIVE, Rows
+from ranksight.agent.slots import COLLECTIVE, Rows, pick, stack
 from ranksight.agent.step_window import Floats, Ints, StepWindow, busy_seconds
 from ranksight.hooks import wire
 from ranksight.hooks.records import Group
@@ -212,11 +212,11 @@ class StepTable:
 
     def _fold(self, mine: _RankSteps, limit: int) -> None:
         """Turn the pending operations of steps up to `limit` into busy time."""
-        rows = np.concatenate(mine.pending) if mine.pending else np.empty(0, COLLECTIVE)
-        rows = rows[np.argsort(rows["ticket"])]
+        rows = stack(mine.pending) if mine.pending else np.empty(0, COLLECTIVE)
+        rows = pick(rows, np.argsort(rows["ticket"]))
         done = rows["step"] <= limit
-        mine.pending = [rows[~done]] if not done.all() else []
-        rows = rows[done]
+        mine.pending = [pick(rows, ~done)] if not done.all() else []
+        rows = pick(rows, done)
         mine.folded = limit
         if not len(rows):
             return
