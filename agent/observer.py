@@ -228,10 +228,7 @@ class Observer:
         self._discover()
         if final or now_ns - self._looked_ns >= LIVENESS_INTERVAL_NS:
             self._looked_ns = now_ns
-            for source in self.sources.values():
-                if not source.released:
-                    identity = source.reader.identity
-                    source.state = process_state(identity.pid, identity.start_ticks, self._proc)
+            self._look()
             self._find_host()
             looked = True
         else:
@@ -266,7 +263,7 @@ class Observer:
             self._sweep(now_ns)
         self.series.roll(now_ns)
         self.steps.count(now_ns)
-        facts = self.witness.facts(self.current(), now_ns)
+        facts = self.witness.facts(self.current(), now_ns, self._look)
         if facts is not None:
             self.stops.update(facts)
         self.host.look(now_ns, [(source.rank, source.reader["pid"]) for source in self.current() if not source.released])
@@ -283,6 +280,13 @@ class Observer:
             source.rank, self.witness.host, reader["generation"], batch.collectives, batch.events, reader.groups,
             open_step, reader["step"],
         )  # fmt: skip
+
+    def _look(self) -> None:
+        """Ask /proc what the processes are doing."""
+        for source in self.sources.values():
+            if not source.released:
+                identity = source.reader.identity
+                source.state = process_state(identity.pid, identity.start_ticks, self._proc)
 
     def _discover(self) -> None:
         try:

@@ -10,7 +10,7 @@ second, all hearts beat, and the ledger has nothing to object to.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -95,20 +95,21 @@ class Witness:
             fresh, alive = reader.collectives.again(kept.unwaited)
             kept.unwaited = pick(fresh, alive & (fresh["wait_end_ns"] == 0))
 
-    def facts(self, sources: Iterable[Source], now_ns: int) -> JobFacts | None:
-        """The facts of now; None when nothing in them could interest a detector."""
-        states = {id(source.reader): source.state for source in sources}
-        for kept in self._ranks.values():
-            state = states.get(id(kept.reader))
-            if state is None and kept.gone_ns is None:
-                kept.gone_ns = now_ns
-            if state not in {"T", "t"}:
-                kept.stopped_since_ns = None
-            elif kept.stopped_since_ns is None:
-                kept.stopped_since_ns = now_ns
+    def facts(self, sources: Iterable[Source], now_ns: int, look: Callable[[], None] = lambda: None) -> JobFacts | None:
+        """The facts of now; None when nothing in them could interest a detector.
+
+        `look` brings the states of the sources up to date; it is called when something is wrong, so that a rank that
+        has just died is not taken for a rank that is late.
+        """
+        known = list(sources)
+        self._note_states(known, now_ns)
         quiet = self._quiet(now_ns)
         if quiet and not self.ledger.disputes and now_ns - self._fed_ns < FEED_NS:
             return None
+        if not quiet:
+            look()
+            self._note_states(known, now_ns)
+        states = {id(source.reader): source.state for source in known}
         self._fed_ns = now_ns
         for rank, kept in self._ranks.items():
             rows = [part for part in (*kept.new, kept.reader.open_rows) if len(part)]
@@ -133,6 +134,17 @@ class Witness:
             stopping_since_ns=self.stopping_since_ns,
         )
 
+    def _note_states(self, sources: list[Source], now_ns: int) -> None:
+        states = {id(source.reader): source.state for source in sources}
+        for kept in self._ranks.values():
+            state = states.get(id(kept.reader))
+            if state is None and kept.gone_ns is None:
+                kept.gone_ns = now_ns
+            if state not in {"T", "t"}:
+                kept.stopped_since_ns = None
+            elif kept.stopped_since_ns is None:
+                kept.stopped_since_ns = now_ns
+
     def _quiet(self, now_ns: int) -> bool:
         for kept in self._ranks.values():
             reader = kept.reader
@@ -141,7 +153,7 @@ class Witness:
                 return False
             if beats and min(beats) < now_ns - QUIET_NS:
                 return False
-            if len(_in_flight(reader.open_rows, now_ns)) or len(_held_up(kept.unwaited)):
+            if len(kept.failed) or len(_in_flight(reader.open_rows, now_ns)) or len(_held_up(kept.unwaited)):
                 return False
         return True
 

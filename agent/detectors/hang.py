@@ -18,6 +18,7 @@ from ranksight.agent.limits import Limits, stall_limit
 from ranksight.agent.standing import standings
 from ranksight.agent.waitgraph import Root, RootKind, Wait, describe, root, waits
 from ranksight.agent.words import call_in_words, ranks_in_words, site_in_words
+from ranksight.hooks.records import Collective
 
 _ADVICE = {
     "deadlock": (
@@ -65,9 +66,12 @@ def _overdue(
     kind: str, wait: Wait, end: Root, waiting: dict[int, Wait], facts: JobFacts, limits: Limits
 ) -> bool:
     if wait.failed:
+        # A rank whose connections closed may just be dying: its process is seen to go a moment later.
+        settled = facts.now_ns - _ended(wait.call) >= limits.dispute_grace_seconds * 1e9
+        if not settled and any(facts.ranks[rank].alive for rank in end.ranks):
+            return False
         # All had come and a connection closed: someone left whom this host does not see.
-        error = facts.ranks[wait.rank].last_error
-        return kind != "collective_stuck" or not is_disconnect(error)
+        return kind != "collective_stuck" or not is_disconnect(facts.ranks[wait.rank].last_error)
     now, p99 = facts.now_ns, facts.p99_step_seconds
     if kind == "data_exhausted":
         return now - wait.since_ns >= limits.dispute_grace_seconds * 1e9
@@ -79,6 +83,11 @@ def _overdue(
     limit = max(stall_limit(limits, rank.phase, rank.step, p99) for rank in held)
     latest = wait.since_ns if kind == "rank_not_joined" else max(waiting[r].since_ns for r in end.ranks if r in waiting)
     return now - latest >= limit * 1e9
+
+
+def _ended(call: Collective) -> int:
+    """When a failed call came back to its caller, or is known to have begun."""
+    return max(call.enqueue_ns, call.return_ns or 0, call.wait_end_ns or 0, call.complete_ns or 0)
 
 
 def _culprits(kind: str, ends: Iterable[Root], standing: dict[int, Standing]) -> tuple[int, ...]:

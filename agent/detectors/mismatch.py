@@ -70,13 +70,15 @@ def _odd_ones(calls: Sequence[Collective], following: Sequence[Collective]) -> t
     marks = Counter(call.fingerprint for call in calls).most_common(2)
     if marks[0][1] > marks[1][1]:
         return tuple(sorted(call.rank for call in calls if call.fingerprint != marks[0][0]))
-    next_marks = {call.rank: call.fingerprint for call in following}
-    ahead = {
-        call.rank
-        for call in calls
-        if any(next_marks.get(other.rank) == call.fingerprint != other.fingerprint for other in calls)
-    }
+    ahead = {call.rank for call in calls if any(_ran_ahead(call, other, following) for other in calls)}
     return tuple(sorted(ahead)) if 0 < len(ahead) < len(calls) else tuple(sorted(call.rank for call in calls))
+
+
+def _ran_ahead(call: Collective, other: Collective, following: Sequence[Collective]) -> bool:
+    """Whether a rank left out what `other` launched: its call is the other's next one, and its own next one is not."""
+    marks = {after.rank: after.fingerprint for after in following}
+    theirs = marks.get(other.rank)
+    return call.fingerprint != other.fingerprint and theirs == call.fingerprint != marks.get(call.rank, 0)
 
 
 def _dispute(
@@ -85,9 +87,7 @@ def _dispute(
     wrong = next(call for call in calls if call.rank in odd)
     right = next((call for call in calls if call.fingerprint != wrong.fingerprint), wrong)
     following = by_key.get(key._replace(seq=key.seq + 1), [])
-    ahead = len(odd) < len(calls) and any(
-        call.fingerprint == wrong.fingerprint and call.rank not in odd for call in following
-    )
+    ahead = len(odd) < len(calls) and _ran_ahead(wrong, right, following)
     differs = _differences(wrong, right)
     who, rest = ranks_in_words(odd), ranks_in_words(call.rank for call in calls if call.rank not in odd).lower()
     what = f"operation #{key.seq} of group {key.group!r}"

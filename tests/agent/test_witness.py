@@ -194,6 +194,17 @@ def test_a_killed_process_is_named_and_its_victims_are_not(job: Job) -> None:
     assert [(finding.kind, finding.ranks) for finding in job.found()] == [("rank_dead", (2,))]
 
 
+def test_a_rank_that_dies_between_two_looks_at_the_processes_is_not_taken_for_a_late_one(job: Job) -> None:
+    for rank in (0, 1, 3):
+        ticket = job.launch(rank, step=12, done=False)
+        job.ranks[rank].complete(ticket, 0, flags=int(wire.CollectiveFlag.FAILED), wait_end_ns=job.host.now + 1)
+    job.host.poll(0.05)  # too early for the next look, and the process is still there
+    assert job.found() == []
+    job.host.end_process(job.ranks[2].ring["pid"])
+    job.host.poll(0.25)
+    assert [(finding.kind, finding.ranks) for finding in job.found()] == [("rank_dead", (2,))]
+
+
 def test_a_rank_that_ends_early_ran_out_of_data(job: Job) -> None:
     ring = job.ranks[3]
     ring.ring["life"] = wire.Life.EXITING
