@@ -142,7 +142,8 @@ class Events:
 
         Returns 0 when the event is lost: a signal handler has interrupted its own thread right here.
         """
-        inline, rest, extra = values, (), 0
+        inline, extra = values, 0
+        rest: tuple[float, ...] = ()
         if len(values) > 8:
             inline, rest = values[:8], values[8 : 8 + wire.EVENT_EXTRA_VALUES * 1024]
             extra = -(-len(rest) // wire.EVENT_EXTRA_VALUES)

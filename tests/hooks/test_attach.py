@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,8 @@ def test_no_optimizer(attached: Attached) -> None:
         model(batch()).square().mean().backward()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.1 * parameter.grad
+                assert parameter.grad is not None
+                parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
     assert [event.step for event in attached.said().of("STEP")] == [0, 1, 2]
     assert attached.ring["step"] == 3
@@ -218,7 +220,7 @@ def test_phases_and_other_add_up_to_the_steps(attached: Attached) -> None:
     for step, begin, end in said.spans("STEP"):
         spans = sorted((e.begin_ns, e.end_ns) for e in said.of("PHASE") if e.step == step and e.code > 1)
         assert all(begin <= a < b <= end for a, b in spans)
-        assert all(b <= a for (_, b), (a, _) in zip(spans, spans[1:], strict=False))
+        assert all(b <= a for (_, b), (a, _) in pairwise(spans))
 
 
 def test_a_frozen_teacher_is_not_an_evaluation(attached: Attached) -> None:

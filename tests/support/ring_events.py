@@ -85,8 +85,8 @@ def read(path: Path) -> Said:
             RingEvent(
                 wire.EventKind(raw["kind"][0]).name, raw["begin_ns"][0], raw["end_ns"][0], raw["step"][0], raw["code"][0],
                 raw["layer"][0], strings[name - 1] if name else "", tuple(values[: raw["n_values"][0]]),
-            )  # fmt: skip
-        )
+            )
+        )  # fmt: skip
         index += 1 + raw["n_extra"][0]
     return Said(header, events, groups)
 
