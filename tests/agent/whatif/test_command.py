@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ranksight.agent import cli
 from ranksight.agent.whatif import TraceError, read_trace
 from ranksight.agent.whatif.command import whatif
 from tests.agent.whatif.traces import rows, write
@@ -78,3 +79,16 @@ def test_an_error_of_the_replay_names_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.parquet", GOOD[:-1])
     with pytest.raises(TraceError, match=r"trace.parquet: step 0: the dp ranks have \[2, 1\] operations"):
         whatif(path)
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr("sys.argv", ["ranksight", "whatif", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        return int(exit_.value.code or 0)
+
+    assert run(str(TRACE), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["stages"] == 4
+    assert run(str(tmp_path / "none")) == 2
+    assert capsys.readouterr().err == f"ranksight: {tmp_path / 'none'}: no such file; expected a Parquet file with one row per operation\n"
