@@ -41,13 +41,13 @@ class Diagnosis:
         self.limits = limits or Limits()
         self.findings: list[Finding] = []
         self._moved_at: list[int | None] = []  # per finding: the slowest rank's step when it was found
-        self._generation = -1
+        self._epoch = -1
         self._past = 0  # findings about ranks before the last restart
 
     def update(self, facts: JobFacts) -> tuple[Finding, ...]:
         """Findings that are new with these facts."""
-        if facts.generation != self._generation:
-            self._generation, self._past = facts.generation, len(self.findings)
+        if facts.epoch != self._epoch:
+            self._epoch, self._past = facts.epoch, len(self.findings)
         self._recover(facts)
         if self._holds(facts):
             return ()

@@ -85,7 +85,7 @@ class JobFacts:
     calls: tuple[Collective, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     p99_step_seconds: float | None = None
-    generation: int = 0  # restarts of the job before these ranks
+    epoch: int = 0  # sets of ranks that were seen before these: restarts, and other jobs of the same command
     stopping_since_ns: int | None = None  # the job was asked to end; what ends after it is no fault
 
     @property

@@ -62,30 +62,33 @@ class _Rank:
 
 
 class Witness:
-    """Facts about one generation of a job's ranks; a restart begins anew."""
+    """Facts about the newest set of ranks; a restart begins anew."""
 
     def __init__(self, host: str = "") -> None:
         self.host = host
         self.ledger = Ledger()
         self.generation = -1
+        self.epoch = 0  # counts the sets of ranks that were seen after each other
         self.stopping_since_ns: int | None = None
         self._ranks: dict[int, _Rank] = {}
+        self._past: set[int] = set()  # readers of ranks that were followed by others
         self._fed_ns = 0
         self._steps: deque[float] = deque(maxlen=KEPT_STEPS)
 
     def see(self, reader: RingReader, settled: Rows, events: Rows) -> None:
         """Take in what one poll of one ring found; call it for every ring, after its poll."""
         rank, generation = reader["rank"], reader["generation"]
-        if rank < 0 or generation < self.generation:
+        if rank < 0 or generation < self.generation or id(reader) in self._past:
             return
-        if generation > self.generation:
-            self.generation, self.ledger = generation, Ledger()
+        kept = self._ranks.get(rank)
+        if generation > self.generation or (kept is not None and kept.reader is not reader):
+            # A restart, or another job of the same script: numbers of operations and of steps begin anew.
+            self.generation, self.epoch, self.ledger = generation, self.epoch + 1, Ledger()
+            self._past |= {id(old.reader) for old in self._ranks.values()}
             self._ranks.clear()
             self._steps.clear()
-        kept = self._ranks.get(rank)
-        if kept is None or kept.reader is not reader:
-            if kept and kept.reader["created_monotonic_ns"] > reader["created_monotonic_ns"]:
-                return
+            kept = None
+        if kept is None:
             kept = self._ranks[rank] = _Rank(reader)
         if len(events):
             self._see_events(kept, events)
@@ -130,7 +133,7 @@ class Witness:
             calls=tuple(self._calls(now_ns, steps)) if whole else (),
             ledger=self.ledger,
             p99_step_seconds=self._p99(),
-            generation=self.generation,
+            epoch=self.epoch,
             stopping_since_ns=self.stopping_since_ns,
         )
 

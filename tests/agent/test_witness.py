@@ -9,6 +9,7 @@ import pytest
 
 from ranksight.agent.findings import Finding
 from ranksight.hooks import wire
+from tests.support.ring_writer import RingWriter
 
 if TYPE_CHECKING:
     from tests.agent.conftest import Host
@@ -248,6 +249,32 @@ def test_a_restart_begins_anew(job: Job) -> None:
         second.launch(rank, step=12, done=False)
     second.wait(10)
     assert [(finding.kind, finding.ranks) for finding in job.found()] == [("rank_dead", (2,)), ("rank_not_joined", (3,))]
+
+
+def test_a_second_job_of_the_same_command_is_not_compared_with_the_first(job: Job) -> None:
+    for ring in job.ranks:
+        ring.ring["life"] = wire.Life.EXITING
+        job.host.end_process(ring.ring["pid"])
+    job.host.poll(1.0)
+    job.host.poll(1.0)
+    rings = []
+    for rank in range(2):
+        rings.append(RingWriter(job.host.ring_dir, rank, 2, pid=900 + rank, start_ticks=77))
+        rings[-1].ring["created_monotonic_ns"] = job.host.now
+        job.host.run_process(900 + rank, 77)
+    second = Job.__new__(Job)
+    second.host, second.ranks, second.seq, second.silent = job.host, rings, [0, 0], set()
+    second.groups = [ring.group("0", 2, rank, ranks=[0, 1]) for rank, ring in enumerate(rings)]
+    for step in range(12):
+        for rank in range(2):
+            second.launch(rank, step=step, numel=99)
+            rings[rank].ring["step"], rings[rank].ring["phase"] = step, wire.Phase.OTHER
+            rings[rank].ring.events.write(wire.EventKind.STEP, job.host.now, job.host.now + 50 * MS, step=step)
+        second.poll(0.25)
+    assert job.found() == []
+    second.launch(0, step=12, done=False)
+    second.wait(10)
+    assert [(finding.kind, finding.ranks) for finding in job.found()] == [("rank_not_joined", (1,))]
 
 
 def test_sampled_operations_prove_nothing_about_who_has_not_come(job: Job) -> None:
