@@ -57,7 +57,10 @@ def run(config: Config, rank: int, stop: StopSignal) -> None:
             f"plan: pp {plan.pp} x dp {plan.dp} x tp {plan.tp} = {plan.world_size} ranks, ep {plan.ep}, "
             f"{plan.microbatches} microbatches" + (f", schedule {plan.schedule}" if plan.pp > 1 else "")
         )
-        trainer.resume(config.checkpoint.resume or ("latest" if generation and config.checkpoint.folder else ""), say)
+        # A job that torchrun has restarted goes on from its own checkpoints, if it has got as far as one.
+        restarted = generation > 0 and config.checkpoint.folder and trainer.resume("latest", say)
+        if not restarted and config.checkpoint.resume:
+            trainer.resume(config.checkpoint.resume, say)
         reports = trainer.run(lambda report: say(report.line(steps)))
         if reports and reports[-1].step < steps:
             say(f"stopped after step {reports[-1].step} as asked")

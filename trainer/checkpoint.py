@@ -105,9 +105,9 @@ class Checkpoints:
         self._publisher.shutdown()
 
     def find(self, resume: str) -> Found:
-        """What `resume` means (empty: nothing) on every rank. CheckpointDamaged when it names an unsound one."""
+        """The same checkpoint on every rank: "latest", or a path. CheckpointDamaged when it names an unsound one."""
         found = [Found()]
-        if self._leader and resume:
+        if self._leader:
             try:
                 found = [self._look(resume)]
             except manifest.CheckpointDamaged as error:

@@ -197,7 +197,7 @@ class CheckpointConfig:
     every: int = option(0, "steps between checkpoints; 0: only at a stop and at the end")
     keep: int = option(2, "complete checkpoints to keep")
     background: bool = option(False, "write in the background while training goes on")
-    resume: str = option("", "latest, or the path of one checkpoint; empty: latest after an elastic restart only")
+    resume: str = option("", "latest, or the path of one checkpoint (after a restart by torchrun: latest first)")
 
     def __post_init__(self) -> None:
         _raise_all(self._problems())

@@ -93,16 +93,17 @@ class Trainer:
                 "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
             }
 
-    def resume(self, resume: str, say: Callable[[str], None]) -> None:
-        """Load the checkpoint that `resume` names, if there is one."""
+    def resume(self, resume: str, say: Callable[[str], None]) -> bool:
+        """Load the checkpoint that `resume` names ("latest", or a path); False when there is none."""
         found = self.checkpoints.find(resume)
         for reason in found.passed_over:
             say(f"passed over: {reason}")
         if found.path is None:
-            return
+            return False
         with observe.phase("load"):
             self.step, self.cursor = self.checkpoints.load(found.path, found.facts, self._state())
         say(f"resumed from {found.path} after step {self.step}, data cursor {self.cursor}")
+        return True
 
     def run(self, on_report: Callable[[Report], None]) -> list[Report]:
         """Train until `steps` are done or all ranks agree to stop; leaves a checkpoint when there is a folder."""
