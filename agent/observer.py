@@ -267,7 +267,9 @@ class Observer:
         if facts is not None:
             self.stops.update(facts)
         self.host.look(now_ns, [(source.rank, source.reader["pid"]) for source in self.current() if not source.released])
-        self.slowdowns.update(self.step_table, {}, self.host, now_ns, final=final)
+        stages = {source.rank: source.reader["stage"] for source in self.current() if source.reader["stage"] >= 0}
+        self.step_table.set_stages(stages)
+        self.slowdowns.update(self.step_table, stages, self.host, now_ns, final=final)
         self.polls += 1
         self.poll_seconds += time.thread_time() - begin
 

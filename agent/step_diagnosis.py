@@ -3,7 +3,7 @@
     StepTable.window -> detectors -> StepDiagnosis.update -> findings so far
 
 A fault is one finding, however often its detector fires: the first detection is kept (when, at which step), and the
-last step, cost and evidence follow the latest. Detectors run when a new step is complete, at most twice a second.
+last step, cost and evidence follow the latest. Detectors run when a new step is complete, at most once a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ranksight.agent.step_window import StepWindow
 
 WINDOW_STEPS = 200
 HISTORY_STEPS = 400  # for trends
-INTERVAL_NS = 500_000_000
+INTERVAL_NS = 1_000_000_000
 
 # The fault on the left explains the one on the right: what it causes is not said a second time.
 EXPLAINS = {

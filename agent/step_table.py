@@ -49,6 +49,7 @@ class _RankSteps:
     steps: Ints = field(default_factory=lambda: np.full(KEPT_STEPS, -1, np.int64))
     values: Floats = field(default_factory=lambda: np.full((KEPT_STEPS, len(COLUMNS)), np.nan))
     nonfinite: np.ndarray = field(default_factory=lambda: np.zeros(KEPT_STEPS, bool))
+    nonfinite_norm: np.ndarray = field(default_factory=lambda: np.zeros(KEPT_STEPS, bool))
     exempt: np.ndarray = field(default_factory=lambda: np.zeros(KEPT_STEPS, bool))
     pending: list[Rows] = field(default_factory=list)
     released_ns: int | None = None
@@ -58,7 +59,7 @@ class _RankSteps:
         """The row of a step, emptied when it held an older one."""
         at = step % KEPT_STEPS
         if self.steps[at] != step:
-            self.steps[at], self.nonfinite[at] = step, False
+            self.steps[at], self.nonfinite[at], self.nonfinite_norm[at] = step, False, False
             self.exempt[at] = self.first_step is None or step < self.first_step + WARM_UP_STEPS
             self.values[at] = np.nan
         return at
@@ -78,9 +79,9 @@ class StepTable:
         self._peers: dict[int, int] = {}
         self._uneven: dict[int, dict[tuple[str, int], dict[int, tuple[int, int]]]] = {}
 
-    def set_peers(self, peers: dict[int, int]) -> None:
-        """Say which ranks do the same work: those with the same label."""
-        self._peers = peers
+    def set_stages(self, stages: dict[int, int]) -> None:
+        """Say which pipeline stage ranks hold: only those of one stage do the same work and can be compared."""
+        self._peers = stages
 
     def add_rank(
         self, rank: int, host: str, generation: int, collectives: Rows, events: Rows, groups: Sequence[Group],
@@ -128,13 +129,15 @@ class StepTable:
             return None
         rows = steps % KEPT_STEPS
         shape = (len(steps), len(ranks))
-        values, nonfinite = np.full((*shape, len(COLUMNS)), np.nan), np.zeros(shape, bool)
+        values = np.full((*shape, len(COLUMNS)), np.nan)
+        nonfinite, nonfinite_norm = np.zeros(shape, bool), np.zeros(shape, bool)
         exempt = np.zeros(len(steps), bool)
         for at, rank in enumerate(ranks):
             mine = self._ranks[rank]
             present = mine.steps[rows] == steps
             values[present, at] = mine.values[rows[present]]
             nonfinite[present, at] = mine.nonfinite[rows[present]]
+            nonfinite_norm[present, at] = mine.nonfinite_norm[rows[present]]
             exempt[present] |= mine.exempt[rows[present]]
         received = self._received(steps, ranks)
         transfer = np.array([self._transfer.get(step, np.nan) for step in steps.tolist()])
@@ -145,6 +148,7 @@ class StepTable:
             peers=tuple(self._peers.get(rank, 0) for rank in ranks),
             transfer=np.repeat(transfer[:, None], len(ranks), axis=1),
             nonfinite=nonfinite,
+            nonfinite_norm=nonfinite_norm,
             exempt=exempt,
             received_rows=received,
             **{name: values[:, :, number] for name, number in _COLUMN.items()},
@@ -208,7 +212,7 @@ class StepTable:
                 if np.isfinite(value):
                     mine.values[at, _COLUMN["loss" if kind == wire.EventKind.LOSS else "grad_norm"]] = value
                 else:
-                    mine.nonfinite[at] = True
+                    (mine.nonfinite if kind == wire.EventKind.LOSS else mine.nonfinite_norm)[at] = True
 
     def _fold(self, mine: _RankSteps, limit: int) -> None:
         """Turn the pending operations of steps up to `limit` into busy time."""

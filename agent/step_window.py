@@ -75,7 +75,8 @@ class StepWindow:
     loss: Floats
     grad_norm: Floats
     rss_bytes: Floats
-    nonfinite: NDArray[np.bool_]  # the rank's own loss or gradient norm was inf or nan
+    nonfinite: NDArray[np.bool_]  # the rank's own loss was inf or nan
+    nonfinite_norm: NDArray[np.bool_]  # its gradient norm was: often after a reduction, so on all ranks
     exempt: NDArray[np.bool_]  # [S] start-up, compile, evaluation, ...
 
     @property
@@ -95,7 +96,7 @@ class StepWindow:
             )
         }  # fmt: skip
         values |= {"hosts": ("",) * len(ranks), "peers": (0,) * len(ranks), "exempt": np.zeros(len(steps), bool)}
-        values["nonfinite"] = np.zeros(shape, bool)
+        values |= {"nonfinite": np.zeros(shape, bool), "nonfinite_norm": np.zeros(shape, bool)}
         return cls(steps, ranks, **(values | arrays))  # type: ignore[arg-type]
 
 

@@ -38,6 +38,7 @@ class Attachment:
         from ranksight.hooks.numerics import Numerics
         from ranksight.hooks.pauses import Pauses
         from ranksight.hooks.phases import Phases
+        from ranksight.hooks.pipeline import Pipeline
         from ranksight.hooks.steps import Steps
         from ranksight.hooks.stop import Stop
 
@@ -61,6 +62,7 @@ class Attachment:
         if torch.distributed.is_available():
             self._part("groups", self.groups)
         self._part("steps and phases", Flow(recorder, self.phases, self.steps, self.numerics))
+        self._part("pipeline", Pipeline(recorder, self.steps))
         self._part("checkpoints", Checkpoints(recorder, self.phases))
         self.pauses.install()
         self.exits.install()

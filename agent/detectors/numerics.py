@@ -40,11 +40,13 @@ class NumericsLimits:
 
 def nonfinite(window: StepWindow) -> tuple[Finding, ...]:
     """The first step with an inf or nan, and the ranks whose own numbers had it first."""
-    bad = window.nonfinite.any(axis=1)
+    bad = (window.nonfinite | window.nonfinite_norm).any(axis=1)
     if not bad.any():
         return ()
     row = int(np.argmax(bad))
-    columns = np.nonzero(window.nonfinite[row])[0]
+    # A rank's loss is its own; a norm is mostly taken after the gradients were reduced, when all have the same.
+    own = window.nonfinite[row] if window.nonfinite[row].any() else window.nonfinite_norm[row]
+    columns = np.nonzero(own)[0]
     all_ranks = len(columns) == len(window.ranks)
     ranks = () if all_ranks and len(window.ranks) > 1 else tuple(window.ranks[column] for column in columns)
     step = int(window.steps[row])

@@ -27,6 +27,11 @@ class SlowLimits:
     # one (5 % under 5 % noise within 200 steps) needs more steps to stand out. The z is higher for few steps, as the
     # MAD of 20 values can be half of what it should be.
     scales: tuple[tuple[int, float, float], ...] = ((20, 0.10, 8), (40, 0.06, 7), (80, 0.035, 6.5), (160, 0.035, 6))
+    # A straggler is late nearly always; of ranks that take turns one is late in 1/R of the steps, and by chance in so
+    # many standard deviations more.
+    late_share: float = 0.65
+    late_sigmas: float = 4.5
+    late_part: float = 0.25  # a step is late from a quarter of the least delay on: noise lies on both sides of it
     critical_fraction: float = 0.10  # of the step
     recent_steps: int = 20
     floor_seconds: float = 0.002  # the scheduler of a busy host makes gaps of a millisecond by itself
@@ -126,16 +131,21 @@ def _share_last(late: Floats, column: int) -> float:
 
 
 def _steady(late: Floats, column: int, least: float, least_z: float, limits: SlowLimits) -> bool:
-    """Whether one rank's delay is large (at least `least` seconds), beyond chance, and mostly the largest."""
+    """Whether one rank's delay is large (at least `least` seconds), beyond chance, nearly always there, and mostly the
+    largest."""
     known = late[~np.isnan(late[:, column]), column]
     if len(known) < 0.9 * len(late):
         return False
     middle = float(np.median(known))
     if middle < max(least, limits.floor_seconds):
         return False
+    ranks = late.shape[1]
+    by_turns = 1 / ranks + limits.late_sigmas * np.sqrt((1 - 1 / ranks) / ranks / len(known))
+    if np.mean(known >= limits.late_part * least) < max(limits.late_share, min(by_turns, 1.0)):
+        return False
     spread = 1.4826 * float(np.median(np.abs(known - middle)))
     z = middle / max(spread / np.sqrt(len(known)), 1e-9)
-    return bool(z >= least_z) and _share_last(late, column) >= min(0.5, 2 / late.shape[1])
+    return bool(z >= least_z) and _share_last(late, column) >= min(0.5, 2 / ranks)
 
 
 def pauses(window: StepWindow, limits: SlowLimits = SlowLimits()) -> tuple[Finding, ...]:

@@ -42,6 +42,15 @@ def test_the_rank_whose_own_loss_was_nan_first_is_named() -> None:
     assert (finding.ranks, finding.first_step, finding.detected_step) == ((3,), 75, 75)
 
 
+def test_a_nan_norm_of_all_ranks_does_not_hide_whose_loss_it_was() -> None:
+    loss, norm = np.zeros((100, 4), bool), np.zeros((100, 4), bool)
+    loss[75, 3] = True
+    norm[75:] = True
+    loss[76:] = True
+    (finding,) = nonfinite(window(nonfinite=loss, nonfinite_norm=norm))
+    assert (finding.ranks, finding.first_step) == ((3,), 75)
+
+
 def test_nan_on_all_ranks_at_once_names_none() -> None:
     bad = np.zeros((100, 4), bool)
     bad[75:] = True

@@ -145,6 +145,18 @@ def test_a_late_rank_that_changes_every_step_is_uneven_work() -> None:
     assert stragglers(sick) + pauses(sick) == ()
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_take_turns_by_chance_are_no_stragglers_in_any_window(ranks: int) -> None:
+    rng = np.random.default_rng(11)
+    steps = 400
+    extra = np.zeros((steps, ranks))
+    extra[np.arange(steps), rng.integers(0, ranks, steps)] = 0.04
+    sick = window(ranks, steps, busy=extra)
+    for end in range(20, steps, 5):
+        part = StepWindow.of(sick.steps[:end], sick.ranks, busy=sick.busy[:end], duration=sick.duration[:end])
+        assert stragglers(part) == (), end
+
+
 def test_transfers_that_slow_down_everywhere_are_the_network() -> None:
     transfer = np.full((120, 4), 0.004)
     transfer[70:] = 0.04
