@@ -22,25 +22,40 @@ def losses(reports: list[Report]) -> list[tuple[float, float]]:
     return [(report.loss, report.grad_norm) for report in reports]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["foreground", "background"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Report]]:
-    """Eight steps without a break, and the folder with the checkpoints of steps 4 and 8."""
+def eight_steps(folder: Path, background: bool) -> list[Report]:
+    """Eight steps without a break, which leave the checkpoints of steps 4 and 8."""
+    run = config(**LAYOUT, steps=8, folder=str(folder), every=4, background=background)
+    reports: list[Report] = run_forked(train, 4, run)[0]
+    return reports
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Report]]:
+    """Folder and reports of a run that was never interrupted."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    reports = run_forked(train, 4, config(**LAYOUT, steps=8, folder=str(folder), every=4, background=request.param))[0]
-    return folder, reports
+    return folder, eight_steps(folder, background=False)
 
 
-def test_checkpoints_are_complete_and_say_where_the_data_goes_on(run: tuple[Path, list[Report]]) -> None:
-    folder, _ = run
+def test_checkpoints_are_complete_and_say_where_the_data_goes_on(whole: tuple[Path, list[Report]]) -> None:
+    folder, _ = whole
     facts = [manifest.verify(path) for path in manifest.complete(folder)]
     assert [(f["step"], f["cursor"]) for f in facts] == [(8, 8 * 16), (4, 4 * 16)]
     assert len(facts[0]["corpus_sha256"]) == 64
     assert sorted(p.name for p in folder.iterdir()) == ["step-00000004", "step-00000008"]
 
 
-def test_same_layout_repeats_every_bit(run: tuple[Path, list[Report]]) -> None:
-    folder, reports = run
+def test_same_layout_repeats_every_bit(whole: tuple[Path, list[Report]]) -> None:
+    folder, reports = whole
     resumed = run_forked(train, 4, config(**LAYOUT, steps=8), str(folder / "step-00000004"))[0]
+    assert losses(resumed) == losses(reports)[4:]
+
+
+def test_what_was_written_in_the_background_is_the_state_at_its_step(
+    whole: tuple[Path, list[Report]], tmp_path: Path
+) -> None:
+    _, reports = whole
+    assert losses(eight_steps(tmp_path, background=True)) == losses(reports)
+    resumed = run_forked(train, 4, config(**LAYOUT, steps=8), str(tmp_path / "step-00000004"))[0]
     assert losses(resumed) == losses(reports)[4:]
 
 
@@ -55,8 +70,8 @@ def test_same_layout_repeats_every_bit(run: tuple[Path, list[Report]]) -> None:
     ],
     ids=["one-process", "tp-ep", "zbv", "replicate", "combined"],
 )
-def test_another_layout_goes_on_within_a_millionth(run: tuple[Path, list[Report]], layout: dict[str, Any]) -> None:
-    folder, reports = run
+def test_another_layout_goes_on_within_a_millionth(whole: tuple[Path, list[Report]], layout: dict[str, Any]) -> None:
+    folder, reports = whole
     other = config(**layout, steps=8)
     resumed = run_forked(train, other.plan.world_size, other, str(folder / "step-00000004"))[0]
     assert [report.step for report in resumed] == [5, 6, 7, 8]
