@@ -1,7 +1,7 @@
 """Compile the native tap, once for each torch, Python and compiler on a machine.
 
     sources + wire.c_header() + traits.c_header() + versions --sha256--> key
-    <cache>/<key>/tap.so there?      -> use it
+    <cache>/<key>/library.so there?  -> use it
     another rank is compiling it?    -> wait for its lock
     else                             -> compile into a draft, rename into place
 
@@ -38,28 +38,32 @@ class Unavailable(Exception):
 
 
 def library(
-    environ: Mapping[str, str] = os.environ, say: Callable[[str], object] = lambda text: print(text, file=sys.stderr)
+    sources: Path = SOURCES,
+    what: str = "the native tap",
+    environ: Mapping[str, str] = os.environ,
+    say: Callable[[str], object] = lambda text: print(text, file=sys.stderr),
 ) -> Path:
-    """Path of the compiled tap for the torch and the Python that run, compiled now when it is not there yet."""
+    """Path of the library for the torch and the Python that run, compiled now when it is not there yet.
+
+    `sources` is a folder with one .cpp file and its headers; `what` names the product for people.
+    """
     try:
         import torch
 
-        command, texts = _recipe(Path(torch.__file__).parent, torch.compiled_with_cxx11_abi(), environ)
+        command, texts = _recipe(sources, Path(torch.__file__).parent, torch.compiled_with_cxx11_abi(), environ)
         versions = "\n".join([torch.__version__, sys.version, platform.machine(), *command])
         key = hashlib.sha256("\0".join([versions, *texts.values()]).encode()).hexdigest()[:20]
         folder = cache_directory(environ) / key
-        product = folder / "tap.so"
+        product = folder / "library.so"
         if not product.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _locked(folder / "lock"):
                 if not product.exists():
                     _raise_recent_failure(folder)
-                    say(
-                        f"ranksight: compiling the native tap for torch {torch.__version__} (once, about half a minute)"
-                    )
+                    say(f"ranksight: compiling {what} for torch {torch.__version__} (once, about half a minute)")
                     _compile(command, texts, folder, product)
     except OSError as error:
-        raise Unavailable(f"cannot build the native tap: {error}") from error
+        raise Unavailable(f"cannot build {what}: {error}") from error
     return product
 
 
@@ -82,7 +86,9 @@ def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
     return private
 
 
-def _recipe(torch_folder: Path, cxx11_abi: bool, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def _recipe(
+    sources: Path, torch_folder: Path, cxx11_abi: bool, environ: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
     """The compiler command without input and output, and the texts to compile."""
     candidates = [environ["CXX"]] if environ.get("CXX") else ["g++", "clang++", "c++"]
     compiler = next((path for name in candidates if (path := shutil.which(name, path=environ.get("PATH")))), None)
@@ -94,7 +100,7 @@ def _recipe(torch_folder: Path, cxx11_abi: bool, environ: Mapping[str, str]) -> 
     torch_include = torch_folder / "include"
     if not (torch_include / "torch" / "library.h").exists():
         raise Unavailable(f"no torch headers in {torch_include}")
-    texts = {path.name: path.read_text() for path in sorted(SOURCES.iterdir()) if path.suffix in {".h", ".cpp"}}
+    texts = {path.name: path.read_text() for path in sorted(sources.iterdir()) if path.suffix in {".h", ".cpp"}}
     texts["wire.h"] = wire.c_header() + traits.c_header()
     command = [
         compiler, "-std=c++20", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden",
@@ -112,7 +118,7 @@ def _compile(command: list[str], texts: Mapping[str, str], folder: Path, product
             (Path(draft) / name).write_text(text)
         # Libraries come after the source that needs them.
         compiler, *options = command
-        full = [compiler, "tap.cpp", "-I.", *options, "-o", "tap.so"]
+        full = [compiler, *(name for name in texts if name.endswith(".cpp")), "-I.", *options, "-o", "library.so"]
         try:
             done = subprocess.run(
                 full, check=False, cwd=draft, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -124,7 +130,7 @@ def _compile(command: list[str], texts: Mapping[str, str], folder: Path, product
         if problem:
             (folder / "failed.txt").write_text(problem)
             raise Unavailable(f"the compiler failed (see {folder / 'failed.txt'}): {_first_error(problem)}")
-        (Path(draft) / "tap.so").replace(product)
+        (Path(draft) / "library.so").replace(product)
 
 
 def _first_error(text: str) -> str:

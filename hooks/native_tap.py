@@ -16,6 +16,7 @@ from typing import Any
 from ranksight.hooks import native_build
 
 _MESSAGE_BYTES = 1024
+_first_wait: dict[str, Any] = {}
 
 
 class NativeTap:
@@ -44,11 +45,11 @@ class NativeTap:
         if failed:
             raise native_build.Unavailable(text)
         self.missing_ops = text.split()
-        # From the class's own dict: what getattr returns is no method any more and would lose `self`.
         self._work = work_class()
-        self._wait = self._work.__dict__["wait"]
-        method = self._library.ranksight_wait_method(self._work, self._wait.__func__)
-        self._work.wait = method
+        # From the class's own dict: what getattr returns is no method any more and would lose `self`.
+        # In a forked child the parent's method is still there, so the first one found is kept.
+        self._wait = _first_wait.setdefault("wait", self._work.__dict__["wait"])
+        self._work.wait = self._library.ranksight_wait_method(self._work, self._wait.__func__)
 
     def remove(self) -> None:
         """Take kernels and method out again; operations in flight still get their times."""

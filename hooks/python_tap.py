@@ -49,7 +49,11 @@ _now = time.monotonic_ns
 class PythonTap:
     """The tap of this process, in place until `remove`."""
 
+    _installed: PythonTap | None = None
+
     def __init__(self, ring: Ring) -> None:
+        if PythonTap._installed is not None:  # a forked child has the parent's
+            PythonTap._installed.remove()
         self._ring = ring
         self._writer = SlotWriter(ring)
         self._groups = Groups(ring, _now)
@@ -105,10 +109,12 @@ class PythonTap:
         dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy_process_group
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._after_fork_in_child)
+        PythonTap._installed = self
 
     def remove(self) -> None:
         """Take kernels and methods out again; operations in flight still get their times."""
         self._active = False
+        PythonTap._installed = None
         for library in self._libraries:
             library._destroy()
         self._work.wait = self._raw_wait

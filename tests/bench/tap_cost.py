@@ -1,0 +1,109 @@
+"""Added thread CPU time per collective, by tap.
+
+    python tests/bench/tap_cost.py [--rounds 40] [--json]
+
+One process on torch's fake backend, which completes at once, so nothing but the call is timed. Every round runs all
+variants in turn, `bare` twice (the second one is the A/A control); a variant's cost is the median over rounds of its
+time less the mean of its round's two bare times. `removed` is a tap installed and taken out again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ranksight.hooks import ring as rings
+from ranksight.hooks import tap, wire
+
+CALLS = 300
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    tensor = torch.ones(64)
+
+    def calls() -> float:
+        begin = time.thread_time_ns()
+        for _ in range(CALLS):
+            dist.all_reduce(tensor)
+        return (time.thread_time_ns() - begin) / CALLS / 1000
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        ring = rings.create(Path(folder))
+
+        def with_tap(prefer: str, detail: wire.Detail) -> float:
+            handle = tap.install(ring, prefer)
+            handle.set_detail(detail)
+            try:
+                calls_to_warm()
+                return calls()
+            finally:
+                handle.remove()
+
+        def calls_to_warm() -> None:
+            for _ in range(20):
+                dist.all_reduce(tensor)
+
+        def removed() -> float:
+            tap.install(ring, "native").remove()
+            calls_to_warm()
+            return calls()
+
+        variants: dict[str, Callable[[], float]] = {
+            "bare": calls,
+            "native": lambda: with_tap("native", wire.Detail.FULL),
+            "native sampled": lambda: with_tap("native", wire.Detail.SAMPLED),
+            "native counters": lambda: with_tap("native", wire.Detail.COUNTERS),
+            "bare again": calls,
+            "removed": removed,
+            "python": lambda: with_tap("python", wire.Detail.FULL),
+        }
+        rounds: list[dict[str, float]] = []
+        gc.disable()
+        for _ in range(arguments.rounds):
+            calls_to_warm()
+            rounds.append({name: variant() for name, variant in variants.items()})
+        own = ring["tap_cost_ns"] / max(1, ring["collectives_count"]) / 1000
+    base = statistics.median(row["bare"] for row in rounds)
+    result: dict[str, object] = {"bare_us": round(base, 2), "tap_own_estimate_us": round(own, 2), "added_us": {}}
+    added: dict[str, dict[str, float]] = {}
+    for name in variants:
+        if name == "bare":
+            continue
+        # The control is compared with its only partner; everything else with the mean of both bare times.
+        deltas = [
+            row[name] - (row["bare"] if name == "bare again" else (row["bare"] + row["bare again"]) / 2)
+            for row in rounds
+        ]
+        quartiles = statistics.quantiles(deltas, n=4)
+        added[name] = {
+            "median": round(statistics.median(deltas), 3),
+            "q1": round(quartiles[0], 3),
+            "q3": round(quartiles[2], 3),
+        }
+    result["added_us"] = added
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print(f"bare {base:.2f} us a call; the tap's own estimate {own:.2f} us")
+        for name, row in added.items():
+            print(f"{name:16s} {row['median']:+7.3f} us  [{row['q1']:+.3f}, {row['q3']:+.3f}]")
+
+
+if __name__ == "__main__":
+    main()
