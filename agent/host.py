@@ -15,6 +15,7 @@ from pathlib import Path
 
 KEPT_SAMPLES = 15
 INTERVAL_NS = 500_000_000
+CROWDED = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,12 @@ class HostWatch:
         self._proc = proc
         self.cores = cores or len(os.sched_getaffinity(0))
         self.samples: deque[HostSample] = deque(maxlen=KEPT_SAMPLES)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the host has had more than CROWDED runnable threads per core in half of the recent looks."""
+        counts = sorted(sample.runnable for sample in self.samples)
+        return bool(counts) and counts[len(counts) // 2] > CROWDED * self.cores
 
     def look(self, now_ns: int, pids: Iterable[tuple[int, int]]) -> None:
         """Take a sample, at most twice a second. `pids`: (rank, pid) of the ranks that run."""

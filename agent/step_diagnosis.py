@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ranksight.agent.detectors import imbalance, numerics, slow
 from ranksight.agent.detectors.host import cpu_oversubscribed
-from ranksight.agent.findings import Finding
+from ranksight.agent.findings import Finding, Severity
 from ranksight.agent.host import HostWatch
 from ranksight.agent.step_table import StepTable
 from ranksight.agent.step_window import StepWindow
@@ -34,6 +34,9 @@ EXPLAINS = {
 }
 
 
+DOUBTFUL = frozenset({"workload_imbalance", "pause"})
+
+
 def detect(window: StepWindow, history: StepWindow, stages: Mapping[int, int]) -> tuple[Finding, ...]:
     """What these steps show, without what another finding among them explains."""
     found = (
@@ -49,6 +52,14 @@ def detect(window: StepWindow, history: StepWindow, stages: Mapping[int, int]) -
         *numerics.memory_growth(history),
     )
     return tuple(finding for finding in found if not _explained(finding, found))
+
+
+def _doubted(finding: Finding, host: HostWatch) -> Finding:
+    """A crowded host delays ranks at random: then late ranks that take turns prove nothing about the job."""
+    if finding.kind not in DOUBTFUL or not host.crowded or finding.cause in {"gc", "input"}:
+        return finding
+    note = " The host has more runnable threads than cores, which by itself makes ranks late in turns."
+    return replace(finding, severity=Severity.INFO, message=finding.message + note)
 
 
 def _explained(finding: Finding, found: tuple[Finding, ...]) -> bool:
@@ -84,7 +95,7 @@ class StepDiagnosis:
         assert window is not None  # a longer one exists
         new = []
         crowded = cpu_oversubscribed(host.samples, host.cores, window.hosts[0], last)
-        for finding in (*crowded, *detect(window, history, stages)):
+        for finding in (*crowded, *(_doubted(found, host) for found in detect(window, history, stages))):
             known_as = self._known_as(finding)
             if known_as is None:
                 seconds = table.seconds_since(finding.first_step, now_ns)

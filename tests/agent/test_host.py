@@ -38,6 +38,19 @@ def test_no_proc_is_no_sample(tmp_path: Path) -> None:
     assert not watch.samples
 
 
+def test_a_host_is_crowded_when_half_of_the_looks_say_so(tmp_path: Path) -> None:
+    watch = HostWatch(tmp_path, cores=2)
+    assert not watch.crowded
+    for at, runnable in enumerate((9, 1, 9, 2, 9)):
+        proc(tmp_path, runnable, {})
+        watch.look(at * SECOND, [])
+    assert watch.crowded
+    for at in range(5, 20):
+        proc(tmp_path, 3, {})
+        watch.look(at * SECOND, [])
+    assert not watch.crowded
+
+
 def samples(busy: dict[int, int] | None, count: int = 8) -> list[HostSample]:
     return [HostSample(n * SECOND, 20, busy) for n in range(count)]
 
