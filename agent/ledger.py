@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 P2P = frozenset({"send", "recv", "recv_any_source"})
 _WINDOW = 2048  # operations by which one rank may be ahead of another and still be compared
 _STEPS = 64  # step boundaries kept per rank and group
-_DISPUTES = 16  # per group; what follows the first ones is their consequence
+_DISPUTES = 8  # per group, of the first and of the newest
 
 
 class Key(NamedTuple):
@@ -159,10 +159,6 @@ class Ledger:
             return () if -1 in (key.src, key.dst) else (key.src, key.dst)
         return (self.group(key_of(call)) or call.group).ranks or call.group.ranks
 
-    def disputed(self, key: Key) -> bool:
-        """Whether the ranks disagreed in this operation or in one before it in the same group."""
-        return any(other[:2] == key[:2] and other.seq <= key.seq for other in self.disputes)
-
     def launched(self, key: Key, rank: int) -> bool:
         """Whether `rank` has launched the operation."""
         if key.src >= 0 or key.dst >= 0:
@@ -194,14 +190,19 @@ class Ledger:
             ]
         return tuple(found)
 
+    def _dispute(self, key: Key) -> None:
+        """Keep the first disputes of a group, of which the later ones are consequences, and the newest, in case not."""
+        same = [other for other in self.disputes if other[:2] == key[:2]]
+        if key not in self.disputes and len(same) >= 2 * _DISPUTES:
+            del self.disputes[same[_DISPUTES]]
+        self.disputes[key] = None
+
     def _compare_marks(self, entry: _GroupLedger, seq: Ints, mark: NDArray[np.uint64]) -> None:
         seq, mark = seq[mark > 0][-_WINDOW:], mark[mark > 0][-_WINDOW:]
         at = seq % _WINDOW
         known = entry.ref_seq[at] == seq
         for number in seq[known & (entry.ref_mark[at] != mark)].tolist():
-            key = Key(entry.group.name, entry.group.incarnation, number)
-            if sum(other[:2] == key[:2] for other in self.disputes) < _DISPUTES:
-                self.disputes[key] = None
+            self._dispute(Key(entry.group.name, entry.group.incarnation, number))
         fresh = entry.ref_seq[at] < seq
         entry.ref_seq[at[fresh]], entry.ref_mark[at[fresh]] = seq[fresh], mark[fresh]
 

@@ -83,7 +83,7 @@ def root(start: int, waiting: dict[int, Wait], facts: JobFacts) -> Root:
             order.append(rank)
             todo += waiting[rank].on if rank in waiting else ()
     for rank in order:
-        if rank in waiting and facts.ledger.disputed(key_of(waiting[rank].call)):
+        if rank in waiting and key_of(waiting[rank].call) in facts.ledger.disputes:
             return Root(RootKind.DISPUTED, (), waiting[rank])
     for rank in order:
         cycle = sorted(other for other in order if _reaches(rank, other, waiting) and _reaches(other, rank, waiting))

@@ -75,6 +75,14 @@ def test_a_skipped_call_explains_that_its_rank_ends_first() -> None:
     assert kinds(diagnosis) == [("collective_skipped", (1,))]
 
 
+def test_uneven_gathers_that_work_do_not_hide_a_later_hang_of_their_group() -> None:
+    diagnosis = Diagnosis()
+    gathers = [call(r, 19, 80.0, 80.1, op="all_gather", shape=(3 + r,)) for r in range(4)]
+    assert not diagnosis.update(job(gathers))
+    diagnosis.update(job([*gathers, *(call(r, 20, 90.0) for r in (0, 1, 2))]))
+    assert kinds(diagnosis) == [("rank_not_joined", (3,))]
+
+
 def test_a_job_that_goes_on_was_slow_and_its_next_fault_is_found() -> None:
     diagnosis = Diagnosis()
     diagnosis.update(job([call(r, 20, 90.0) for r in (1, 2, 3)]))
