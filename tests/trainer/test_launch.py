@@ -90,6 +90,7 @@ def test_a_rank_that_is_asked_stops_all_after_the_same_step_with_a_checkpoint(tm
     assert [manifest.verify(path)["step"] for path in manifest.complete(tmp_path)] == [last]
 
 
+@pytest.mark.slow
 def test_after_a_rank_was_killed_torchrun_restarts_and_the_job_goes_on(tmp_path: Path) -> None:
     options = ("--steps", "100000", "--folder", str(tmp_path), "--every", "5")
     with torchrun(*options, launcher=("--max-restarts", "1", "--monitor-interval", "0.1")) as job:

@@ -82,6 +82,7 @@ def test_f64_over_6_steps(name: str) -> None:
     assert (reports[-1].aux_loss > 0) == ("aux" in name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUIRED_IN_F32)
 def test_f32_over_25_steps(name: str) -> None:
     options = {"steps": 25, "precision": "f32", **LAYOUTS[name]}
@@ -91,6 +92,7 @@ def test_f32_over_25_steps(name: str) -> None:
     assert reports[-1].loss < reports[0].loss - 1.5
 
 
+@pytest.mark.slow
 def test_bf16_trains_with_every_axis() -> None:
     options = {"steps": 6, "precision": "bf16", **COMBINED}
     reports, reference = many_ranks(**options), one_process(**options | {"precision": "f32"})
