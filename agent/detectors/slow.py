@@ -131,8 +131,7 @@ def _share_last(late: Floats, column: int) -> float:
 
 
 def _steady(late: Floats, column: int, least: float, least_z: float, limits: SlowLimits) -> bool:
-    """Whether one rank's delay is large (at least `least` seconds), beyond chance, nearly always there, and mostly the
-    largest."""
+    """Whether one rank's delay is at least `least` seconds, beyond chance, nearly always there, and mostly the largest."""
     known = late[~np.isnan(late[:, column]), column]
     if len(known) < 0.9 * len(late):
         return False
