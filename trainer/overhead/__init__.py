@@ -1,0 +1,1 @@
+"""What being watched costs: workloads for `ranksight bench overhead`, interleaved with A/A controls."""
