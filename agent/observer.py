@@ -45,6 +45,7 @@ from ranksight.hooks.ring import SUFFIX
 log = logging.getLogger(__name__)
 
 LIVENESS_INTERVAL_NS = 1_000_000_000
+FAR_NS = 1 << 62  # later than any clock: what waits for its time is due
 _ASYNC, _UPPER_BOUND = int(wire.CollectiveFlag.ASYNC), int(wire.CollectiveFlag.UPPER_BOUND)
 
 
@@ -244,7 +245,7 @@ class Observer:
             if len(batch.events):
                 self.steps.add(source.rank, source.reader, batch.events)
             self.witness.see(source.reader, batch.collectives, batch.events)
-            self._add_steps(source, batch)
+            self._add_steps(source, batch, now_ns if not last else FAR_NS)
             self._number_groups(source)
             if len(batch.collectives):
                 found.append((source, batch.collectives))
@@ -273,14 +274,14 @@ class Observer:
         self.polls += 1
         self.poll_seconds += time.thread_time() - begin
 
-    def _add_steps(self, source: Source, batch: Batch) -> None:
+    def _add_steps(self, source: Source, batch: Batch, now_ns: int) -> None:
         reader = source.reader
         if source.rank < 0:
             return
         open_step = int(reader.open_rows["step"].min()) if len(reader.open_rows) else None
         self.step_table.add_rank(
             source.rank, self.witness.host, reader["generation"], batch.collectives, batch.events, reader.groups,
-            open_step, reader["step"],
+            open_step, reader["step"], now_ns,
         )  # fmt: skip
 
     def _look(self) -> None:

@@ -21,6 +21,7 @@ from ranksight.hooks import wire
 from ranksight.hooks.records import Group
 
 KEPT_STEPS = 512
+FOLD_INTERVAL_NS = 500_000_000
 WARM_UP_STEPS = 5  # lazy connections, autotuning, caches: their times say nothing about the hardware
 LONG_PHASES = (
     wire.Phase.STARTUP,
@@ -35,7 +36,8 @@ COLUMNS = (
     "duration", "busy", "data", "gc", "checkpoint", "cpu", "loss", "grad_norm", "rss_bytes",
 )  # fmt: skip
 _COLUMN = {name: number for number, name in enumerate(COLUMNS)}
-_UNEVEN = np.array(sorted(wire.UNEVEN_OPS))
+_UNEVEN = np.zeros(1 << 16, bool)
+_UNEVEN[list(wire.UNEVEN_OPS)] = True
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class _RankSteps:
     generation: int
     first_step: int | None = None
     folded: int = -1  # last step folded
+    folded_ns: int = 0
     steps: Ints = field(default_factory=lambda: np.full(KEPT_STEPS, -1, np.int64))
     values: Floats = field(default_factory=lambda: np.full((KEPT_STEPS, len(COLUMNS)), np.nan))
     nonfinite: np.ndarray = field(default_factory=lambda: np.zeros(KEPT_STEPS, bool))
@@ -85,7 +88,7 @@ class StepTable:
 
     def add_rank(
         self, rank: int, host: str, generation: int, collectives: Rows, events: Rows, groups: Sequence[Group],
-        open_step: int | None, current_step: int,
+        open_step: int | None, current_step: int, now_ns: int,
     ) -> None:  # fmt: skip
         """Take what one poll found of a rank: settled rows, ended events, the oldest step with an open operation.
 
@@ -98,10 +101,14 @@ class StepTable:
             mine.first_step = current_step
         if len(collectives):
             mine.pending.append(collectives)
-            self._add_uneven(rank, collectives[np.isin(collectives["op"], _UNEVEN)], groups)
+            uneven = np.flatnonzero(_UNEVEN[collectives["op"]])
+            if len(uneven):
+                self._add_uneven(rank, collectives[uneven], groups)
         self._add_events(mine, events)
         limit = current_step - 1 if open_step is None else min(current_step, open_step) - 1
-        if limit > mine.folded:
+        # Folding many steps at once costs little more than folding one.
+        if limit > mine.folded and now_ns - mine.folded_ns >= FOLD_INTERVAL_NS:
+            mine.folded_ns = now_ns
             self._fold(mine, limit)
 
     def add_joined(self, step: Ints, transfer: Floats) -> None:
