@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 UNKNOWN = "-"
 
@@ -23,8 +24,8 @@ def render(report: dict[str, Any], console: Console, report_path: str) -> None:
     speed = _speed(report)
     if speed:
         console.print(speed, highlight=False)
-    console.print(f"[{style}]{'healthy' if verdict['healthy'] else 'not healthy'}[/]: ", end="")
-    console.print(verdict["headline"], markup=False, highlight=False)
+    words = "healthy" if verdict["healthy"] else "not healthy"
+    console.print(Text.assemble((words, style), f": {verdict['headline']}"))
     for number, finding in enumerate(report["findings"][:8]):
         if number != verdict["primary"]:
             console.print(f"  {finding['severity']} {finding['kind']}: {finding['message']}", markup=False, highlight=False)

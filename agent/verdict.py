@@ -52,4 +52,6 @@ def judge(findings: tuple[Finding, ...], ranks: int, steps: int | None) -> Verdi
     if findings and findings[0].severity is not Severity.INFO:
         return Verdict(False, findings[0].message, 0)
     seen = f"{ranks} rank{'s' * (ranks != 1)}" + (f" over {steps} steps" if steps else "")
-    return Verdict(True, f"Nothing wrong was found on {seen}, and no record is missing.", None)
+    complete = not any(finding.category == "observer" for finding in findings)
+    records = "no record is missing" if complete else "hardly a record is missing (see completeness)"
+    return Verdict(True, f"Nothing wrong was found on {seen}, and {records}.", None)

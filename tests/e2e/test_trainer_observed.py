@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +59,7 @@ def scraped(server: Prometheus, process: subprocess.Popen[str]) -> dict[str, lis
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     folder = tmp_path_factory.mktemp("watched")
     process = ranksight.start(folder / "run", trainer(folder / "checkpoints"))
     try:
@@ -73,7 +72,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     assert returncode == 0, err
-    yield Watched(folder / "run", folder / "checkpoints", out, during, ranksight.report(folder / "run"))
+    return Watched(folder / "run", folder / "checkpoints", out, during, ranksight.report(folder / "run"))
 
 
 def test_prometheus_has_the_tails_of_every_axis(watched: Watched) -> None:
