@@ -72,7 +72,7 @@ def text(result: WhatIf) -> str:
         f"  recorded step   {result.recorded_seconds:9.4f} s",
         f"  replayed step   {result.replayed_seconds:9.4f} s   {launch}",
         f"  ideal step      {result.ideal_seconds:9.4f} s   every operation as fast as its kind is elsewhere",
-        f"  slowdown S      {result.slowdown:9.4f}     {result.wasted_share:.1%} of the time is lost to stragglers",
+        f"  slowdown S      {result.slowdown:9.4f}     {round(result.wasted_share, 3) + 0.0:.1%} of the time is lost to stragglers",
         "",
         _regained("slowest workers", result.slowest_workers, "rank", "M_W"),
         _regained("last stage", result.last_stage, "stage", "M_S"),
