@@ -31,9 +31,9 @@ lint: ## ruff, mypy strict, import directions
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: ## what the taps cost: CPU time added to a collective
+bench: ## what ranksight costs: per collective and per step
 	@.ci/setup.sh compiler
-	@$(BIN)/python tests/bench/tap_cost.py $(ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" ranksight bench overhead $(ARGS)
 
 cases: ## the acceptance cases in CASES=folder (a folder with run_cases.py) under ranksight
 	@.ci/setup.sh compiler

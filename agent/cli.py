@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ranksight.agent import demo, doctor, files, run, table
+from ranksight.agent import bench, demo, doctor, files, run, table
 from ranksight.agent.errors import RanksightError
 from ranksight.hooks.ring import default_directory
 
@@ -128,6 +128,29 @@ def whatif_command(
     from ranksight.agent.whatif.command import whatif
 
     whatif(path, json_output)
+
+
+bench_app = typer.Typer(help="Measure what ranksight costs on this machine.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
+def bench_group() -> None:
+    """Measure what ranksight costs on this machine."""
+
+
+@bench_app.command("overhead")
+def bench_overhead_command(
+    rounds: Annotated[int, typer.Option(min=3, help="More rounds, narrower quartiles; about 3 s each.")] = 12,
+    python: Annotated[str | None, typer.Option(help="Interpreter of the training jobs.", show_default="this one")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Cost per collective and per step: bare, native tap, Python tap, torch.profiler, a span per call."""
+    result = bench.overhead(python or sys.executable, rounds, _stderr())
+    if json_output:
+        sys.stdout.write(files.to_json(result))
+    else:
+        bench.render(result, Console())
 
 
 @app.command("version")

@@ -1,6 +1,6 @@
 """Added thread CPU time per collective, by tap.
 
-    python tests/bench/tap_cost.py [--rounds 40] [--json]
+    python -m ranksight.trainer.overhead.calls [--rounds 40] [--json]
 
 One process on torch's fake backend, which completes at once, so nothing but the call is timed. Every round runs all
 variants in turn, `bare` twice (the second one is the A/A control); a variant's cost is the median over rounds of its
