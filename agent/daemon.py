@@ -132,9 +132,9 @@ class _Daemon:
 
     def _say_new(self) -> None:
         """Print each finding once, when it is found, in one block."""
-        for finding in self._observer.findings():
+        for finding in self._observer.faults():
             key = (finding.kind, finding.ranks)
-            if key not in self._said and finding.category != "observer" and finding.severity.order > 0:
+            if key not in self._said and finding.severity.order > 0:
                 self._said.add(key)
                 self._options.say(block(finding))
 

@@ -141,8 +141,12 @@ class Observer:
         return {"layout": {"ranks": ranks, "groups": groups}, "facts": facts}
 
     def findings(self) -> tuple[Finding, ...]:
-        """Findings about ranks that stop or disagree, about steps, and about the observation itself."""
-        return (*self.stops.findings, *self.slowdowns.findings, *incomplete_data(self.completeness()))
+        """Faults of the job, and of the observation itself."""
+        return (*self.faults(), *incomplete_data(self.completeness()))
+
+    def faults(self) -> tuple[Finding, ...]:
+        """Findings about ranks that stop or disagree, and about steps; cheap enough to ask for after every poll."""
+        return (*self.stops.findings, *self.slowdowns.findings)
 
     def stopping(self) -> None:
         """The job was asked to end: ranks that end from now on are no fault."""
