@@ -211,8 +211,10 @@ class Flow:
     def _loader_begins(self, _args: Args, _kwargs: Kwargs) -> Phase | None:
         if self._phases.evaluating or not self._recorder.on_training_thread():
             return None
+        now = self._recorder.clock_ns()
+        self._steps.work(now)
         before = self._phases.flow
-        self._phases.set_flow(Phase.DATA, self._recorder.clock_ns())
+        self._phases.set_flow(Phase.DATA, now)
         return before
 
     def _loader_ends(self, before: Phase | None, _args: Args, _result: object) -> None:
