@@ -26,6 +26,7 @@ from prometheus_client.core import Metric
 
 from ranksight.agent import exposition, measures, sections
 from ranksight.agent.detectors.completeness import CompletenessFacts, RankCompleteness, incomplete_data
+from ranksight.agent.detectors.replicas import Replicas
 from ranksight.agent.diagnosis import Diagnosis
 from ranksight.agent.findings import Finding
 from ranksight.agent.groups import GroupRegistry
@@ -88,6 +89,8 @@ class Observer:
         self.stops = Diagnosis()
         self.step_table = StepTable()
         self.slowdowns = StepDiagnosis()
+        self.replicas = Replicas()
+        self.desync: Finding | None = None  # the first one: what follows from it is the same fault
         self.host = HostWatch(proc)
         self.poll_seconds = 0.0  # CPU spent in poll
         self.polls = 0
@@ -146,7 +149,8 @@ class Observer:
 
     def faults(self) -> tuple[Finding, ...]:
         """Findings about ranks that stop or disagree, and about steps; cheap enough to ask for after every poll."""
-        return (*self.stops.findings, *self.slowdowns.findings)
+        desync = (self.desync,) if self.desync else ()
+        return (*self.stops.findings, *desync, *self.slowdowns.findings)
 
     def stopping(self) -> None:
         """The job was asked to end: ranks that end from now on are no fault."""
@@ -250,6 +254,7 @@ class Observer:
                 self.steps.add(source.rank, source.reader, batch.events)
             self.witness.see(source.reader, batch.collectives, batch.events)
             self._add_steps(source, batch, now_ns if not last else FAR_NS)
+            self._add_checksums(source, batch.events)
             self._number_groups(source)
             if len(batch.collectives):
                 found.append((source, batch.collectives))
@@ -294,6 +299,18 @@ class Observer:
             if not source.released:
                 identity = source.reader.identity
                 source.state = process_state(identity.pid, identity.start_ticks, self._proc)
+
+    def _add_checksums(self, source: Source, events: Rows) -> None:
+        if source.rank < 0 or not len(events):
+            return
+        ranks = len(self.current())
+        for at in np.flatnonzero(events["kind"] == wire.EventKind.CHECKSUM).tolist():
+            row = events[at]
+            value = (float(row["values"][0]), float(row["values"][1]))
+            where = int(row["code"]), int(row["layer"]), int(row["step"])
+            finding = self.replicas.add(source.rank, *where, value, ranks)
+            if finding is not None and self.desync is None:
+                self.desync = finding
 
     def _discover(self) -> None:
         try:

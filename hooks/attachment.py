@@ -30,6 +30,7 @@ class Attachment:
 
         from ranksight.hooks import tap
         from ranksight.hooks.checkpoints import Checkpoints
+        from ranksight.hooks.checksums import Checksums
         from ranksight.hooks.exits import Exits
         from ranksight.hooks.flow import Flow
         from ranksight.hooks.groups import Groups
@@ -63,6 +64,7 @@ class Attachment:
             self._part("groups", self.groups)
         self._part("steps and phases", Flow(recorder, self.phases, self.steps, self.numerics))
         self._part("pipeline", Pipeline(recorder, self.steps))
+        self._part("checksums", Checksums(recorder, self.numerics))
         self._part("checkpoints", Checkpoints(recorder, self.phases))
         self.pauses.install()
         self.exits.install()

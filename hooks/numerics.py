@@ -157,6 +157,13 @@ class Numerics:
         """Write the tokens per expert of a layer."""
         self._later(wire.EventKind.EXPERTS, self._recorder.step, tokens, layer)
 
+    def checksum(self, step: int, optimizer: int, part: int, halves: torch.Tensor) -> None:
+        """Write the checksum of a slice of an optimizer's parameters; code: the optimizer, layer: the slice."""
+        reading = self._read(halves, "checksum")
+        if reading is not None:
+            now = self._recorder.clock_ns()
+            self._pending.append(_Said(wire.EventKind.CHECKSUM, now, step, [reading], code=optimizer, layer=part))
+
     def _later(self, kind: wire.EventKind, step: int, value: Any, layer: int) -> None:
         now = self._recorder.clock_ns()
         if isinstance(value, torch.Tensor):

@@ -284,7 +284,7 @@ class EventKind(IntEnum):
     CHECKPOINT = 8  # span of writing one [step, bytes]; name: path
     EXCEPTION = 9  # name: type and text
     BATCH = 10  # [samples, tokens, cursor, fingerprint]
-    CHECKSUM = 11  # name: what; values: sums that replicas must share
+    CHECKSUM = 11  # code: optimizer, layer: slice of its parameters [low and high 32 bits of a sum that replicas share]
     MEMORY = 12  # [rss bytes, device bytes allocated, device bytes reserved]
     NOTE = 13  # name: text; the hooks say what they could not do
     DATA = 14  # span in the data iterator
