@@ -56,13 +56,20 @@ MEANINGS: dict[str, str] = {
     "memory_growth": "Resident memory only grows.",
     "incomplete_data": "ranksight did not see everything: records dropped, ranks silent, a tap missing.",
 }
+# In the vocabulary, and not looked for by this version: their absence from a report says nothing.
+NOT_DETECTED = frozenset(
+    {
+        "slow_link", "regression", "dead_expert", "checkpoint_incomplete", "checkpoint_stall", "resume_mismatch",
+    }
+)  # fmt: skip
 CAUSES = ("compute", "input", "gc", "cpu_contention", "io", "memory", "unknown")
 
 
 def markdown() -> str:
     """The table of finding kinds in docs/findings.md."""
-    lines = ["| category | kind | meaning |", "|---|---|---|"]
-    lines += [f"| {CATEGORY_OF[kind]} | `{kind}` | {meaning} |" for kind, meaning in MEANINGS.items()]
+    lines = ["| category | kind | meaning | looked for |", "|---|---|---|---|"]
+    for kind, meaning in MEANINGS.items():
+        lines.append(f"| {CATEGORY_OF[kind]} | `{kind}` | {meaning} | {'no' if kind in NOT_DETECTED else 'yes'} |")
     return "\n".join(lines) + "\n"
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ranksight.agent.findings import CATEGORIES, CATEGORY_OF, MEANINGS, Finding, Severity, markdown
+from ranksight.agent.findings import CATEGORIES, CATEGORY_OF, MEANINGS, NOT_DETECTED, Finding, Severity, markdown
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "findings.md"
 FIELDS = {
@@ -21,6 +21,13 @@ def test_every_kind_has_one_category_and_a_meaning() -> None:
 
 def test_the_documented_table_is_the_generated_one() -> None:
     assert DOCS.read_text().endswith(markdown())
+
+
+def test_a_kind_is_looked_for_exactly_when_some_detector_makes_it() -> None:
+    agent = DOCS.parents[1] / "agent"
+    source = "".join(path.read_text() for path in agent.rglob("*.py") if path.name != "findings.py")
+    made = {kind for kind in CATEGORY_OF if f'"{kind}"' in source}
+    assert made == set(CATEGORY_OF) - NOT_DETECTED
 
 
 def test_json_has_the_fields_of_the_report() -> None:
