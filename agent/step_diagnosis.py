@@ -34,7 +34,8 @@ EXPLAINS = {
 }
 
 
-DOUBTFUL = frozenset({"workload_imbalance", "pause"})
+DOUBTFUL = frozenset({"straggler", "workload_imbalance", "pause", "slow_network"})
+STEADY_SHARE = 0.85  # of the steps, in which a straggler is the last one
 
 
 def detect(window: StepWindow, history: StepWindow, stages: Mapping[int, int]) -> tuple[Finding, ...]:
@@ -55,10 +56,13 @@ def detect(window: StepWindow, history: StepWindow, stages: Mapping[int, int]) -
 
 
 def _doubted(finding: Finding, host: HostWatch) -> Finding:
-    """A crowded host delays ranks at random: then late ranks that take turns prove nothing about the job."""
-    if finding.kind not in DOUBTFUL or not host.crowded or finding.cause in {"gc", "input"}:
+    """A crowded host delays ranks at random, and the same one for a while: there only what is nearly always so counts."""
+    if not host.crowded or finding.cause in {"gc", "input"}:
         return finding
-    note = " The host has more runnable threads than cores, which by itself makes ranks late in turns."
+    steady = finding.kind == "straggler" and finding.evidence["share_of_steps_last"] >= STEADY_SHARE
+    if finding.kind not in DOUBTFUL or steady:
+        return finding
+    note = " The host has more runnable threads than cores, which by itself makes ranks late."
     return replace(finding, severity=Severity.INFO, message=finding.message + note)
 
 
