@@ -35,7 +35,7 @@ EXPLAINS = {
 
 
 DOUBTFUL = frozenset({"straggler", "workload_imbalance", "pause", "slow_network"})
-STEADY_SHARE = 0.85  # of the steps, in which a straggler is the last one
+STEADY_SHARE, STEADY_STEPS = 0.85, 40  # a straggler is the last one in so many steps, over so many
 
 
 def detect(window: StepWindow, history: StepWindow, stages: Mapping[int, int]) -> tuple[Finding, ...]:
@@ -59,7 +59,8 @@ def _doubted(finding: Finding, host: HostWatch) -> Finding:
     """A crowded host delays ranks at random, and the same one for a while: there only what is nearly always so counts."""
     if not host.crowded or finding.cause in {"gc", "input"}:
         return finding
-    steady = finding.kind == "straggler" and finding.evidence["share_of_steps_last"] >= STEADY_SHARE
+    seen = finding.evidence
+    steady = finding.kind == "straggler" and seen["share_of_steps_last"] >= STEADY_SHARE and seen["steps"] >= STEADY_STEPS
     if finding.kind not in DOUBTFUL or steady:
         return finding
     note = " The host has more runnable threads than cores, which by itself makes ranks late."

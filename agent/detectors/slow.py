@@ -89,12 +89,13 @@ def stragglers(window: StepWindow, limits: SlowLimits = SlowLimits()) -> tuple[F
     step = _step_seconds(usable)
     findings = []
     for column, rank in enumerate(usable.ranks):
-        for count, fraction, z in limits.scales:
+        for count, fraction, z in reversed(limits.scales):  # the longest stretch that it has been slow for
             rows = slice(-count, None)
             mine = late[rows, column]
             if len(late) < count or not _steady(late[rows], column, fraction * step, z, limits):
                 continue
             middle = float(np.nanmedian(mine))
+            onset = _onset(mine >= limits.late_part * fraction * step)
             cause = cause_of(usable, column, rows, mine, limits)
             steps = usable.steps[rows]
             findings.append(
@@ -104,10 +105,10 @@ def stragglers(window: StepWindow, limits: SlowLimits = SlowLimits()) -> tuple[F
                     cause=cause,
                     ranks=(rank,),
                     hosts=(usable.hosts[column],),
-                    first_step=int(steps[0]),
+                    first_step=int(steps[onset]),
                     last_step=int(steps[-1]),
                     detected_step=int(steps[-1]),
-                    cost_seconds=float(np.nansum(np.maximum(mine, 0))),
+                    cost_seconds=float(np.nansum(np.maximum(mine[onset:], 0))),
                     message=(
                         f"Rank {rank} is slow: it comes {middle * 1e3:.1f} ms later than its peers in the median step "
                         f"({100 * middle / step:.0f} % of the step), and all wait for it."
@@ -123,6 +124,11 @@ def stragglers(window: StepWindow, limits: SlowLimits = SlowLimits()) -> tuple[F
             )
             break
     return tuple(findings)
+
+
+def _onset(late: np.ndarray) -> int:
+    """Where it began: the row from which on late steps outnumber the others by most."""
+    return int(np.argmax(np.cumsum((late - 0.5)[::-1])[::-1]))
 
 
 def _share_last(late: Floats, column: int) -> float:
