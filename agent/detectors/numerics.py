@@ -33,7 +33,7 @@ class NumericsLimits:
     near: int = 3  # steps between the gradient's spike and the loss's
     trend_steps: int = 120  # a divergence rises over so many steps,
     trend_ratio: float = 1.3  # by so much over the best level before
-    growth_steps: int = 40  # memory must grow over so many samples,
+    growth_steps: int = 12  # memory must grow over so many samples (two a second),
     growth_bytes: float = 64e6  # by so much,
     growth_peers: float = 3.0  # and so many times faster than on the other ranks, to blame a rank
 
