@@ -174,8 +174,11 @@ class PythonTap:
         ]  # fmt: skip
         return self._writer.open(body, shape, send, receive), waits
 
-    def end(self, op: _Kernel, ticket: int, result: Any, waits: list[int], returned: int) -> None:
-        """The call came back: stamp it and watch for its completion."""
+    def end(self, op: _Kernel, ticket: int, result: Any, waits: list[int], on_cpu: bool, returned: int) -> None:
+        """The call came back: stamp it and watch for its completion.
+
+        Not on a device: there the future and the wait are over when the work is queued, not when it is done.
+        """
         self._writer.stamp(ticket, _RETURN, returned)
         if op.work is None:  # monitored_barrier: it blocks in the call
             self._writer.stamp(ticket, _COMPLETE, returned)
@@ -186,11 +189,11 @@ class PythonTap:
             self._writer.change_flags(ticket, wire.CollectiveFlag.NO_COMPLETION)
             return
         for address in (_work_address(work), *waits):
-            self._waited[address] = ticket
+            self._waited[address] = ticket if on_cpu else -ticket
             self._waited.move_to_end(address)
         while len(self._waited) > _REMEMBERED_WAITS:
             self._waited.popitem(last=False)
-        if not self._watch(op, ticket, work):
+        if not on_cpu or not self._watch(op, ticket, work):
             self._writer.change_flags(ticket, wire.CollectiveFlag.NO_COMPLETION)
 
     def _watch(self, op: _Kernel, ticket: int, work: Any) -> bool:
@@ -228,6 +231,8 @@ class PythonTap:
         ticket = self._waited.pop(address, 0) if self._active else 0
         if not ticket:
             return body()
+        # On a device the wait ends when the work is queued, which says nothing about its completion.
+        bounds, ticket = ticket > 0, abs(ticket)
         if self._writer.owns(ticket) and not self._writer.time_of(ticket, _WAIT_BEGIN):
             self._writer.stamp(ticket, _WAIT_BEGIN, _now())
         try:
@@ -238,7 +243,8 @@ class PythonTap:
             raise
         ended = _now()
         flags = wire.CollectiveFlag
-        if self._writer.stamp(ticket, _WAIT_END, ended) and self._writer.flags(ticket) & flags.NO_COMPLETION:
+        stamped = self._writer.stamp(ticket, _WAIT_END, ended)
+        if bounds and stamped and self._writer.flags(ticket) & flags.NO_COMPLETION:
             self._writer.stamp(ticket, _COMPLETE, ended)
             self._writer.change_flags(ticket, flags.UPPER_BOUND, clear=flags.NO_COMPLETION)
         return result
@@ -303,7 +309,8 @@ class _Kernel:
     def call(self, keys: Any, *arguments: Any, **named: Any) -> Any:
         """The kernel: record, redispatch, record."""
         tap, below = self._tap, keys & self._below
-        if not tap.active or self._is_imaginary(arguments):
+        device, imaginary = self._place(arguments) if tap.active else ("", True)
+        if imaginary:
             return self._redispatch(below, *arguments, **named)
         entered = _now()
         ticket = 0
@@ -322,17 +329,18 @@ class _Kernel:
         returned = _now()
         if ticket:
             try:
-                tap.end(self, ticket, result, waits, returned)
+                tap.end(self, ticket, result, waits, device == "cpu", returned)
             except Exception:
                 tap.error()
         tap.cost(_now() - returned + called - entered)
         return result
 
-    def _is_imaginary(self, arguments: tuple[Any, ...]) -> bool:
+    def _place(self, arguments: tuple[Any, ...]) -> tuple[str, bool]:
+        """Device of the tensors, and whether they only stand for real ones (tracing, compilation)."""
         for tensor in _tensors(self.argument(arguments, self._device, ())):
             keys = torch._C._dispatch_keys(tensor)
-            return bool(tensor.is_meta or keys.has(torch._C.DispatchKey.Python))
-        return False
+            return tensor.device.type, bool(tensor.is_meta or keys.has(torch._C.DispatchKey.Python))
+        return "cpu", False
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

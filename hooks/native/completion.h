@@ -13,18 +13,15 @@ inline void completed(SlotRing* ring, uint64_t ticket, bool failed) {
   if (!ring->stamp(ticket, COLLECTIVE_complete_ns, now_ns())) ring->add(HEADER_late_completions, 1);
 }
 
-class Completion {
- public:
-  virtual ~Completion() = default;
-  // True when `completed` will be called (or was) once the operation has ended.
-  virtual bool watch(c10d::Work& work, SlotRing* ring, uint64_t ticket) = 0;
-};
-
 // CPU backends: the future of the Work is completed by the backend's own thread when the operation has ended.
 // The callback runs on that thread, touches neither Python nor the Work, and may outlive the interpreter.
-class FutureCompletion : public Completion {
+//
+// Not for devices: there the future and the wait are over when the work is queued, not when it is done. Such
+// operations carry NO_COMPLETION, and the end of their wait is no upper bound.
+class FutureCompletion {
  public:
-  bool watch(c10d::Work& work, SlotRing* ring, uint64_t ticket) override {
+  // True when `completed` will be called (or was) once the operation has ended.
+  bool watch(c10d::Work& work, SlotRing* ring, uint64_t ticket) {
     const void* kind = *reinterpret_cast<const void* const*>(&work);  // its vtable: one per class of Work
     if (has_no_future(kind)) return false;
     c10::intrusive_ptr<c10::ivalue::Future> future;

@@ -28,6 +28,7 @@ struct Call {
   SlotRing* ring;
   uint64_t ticket = 0;  // 0: not recorded
   uint64_t cost_scale = 0;  // times the cost counts; 0: not measured
+  bool on_cpu = true;
   c10::SmallVector<const void*, 8> written;
 };
 
@@ -78,6 +79,12 @@ void begin(int op, const c10::IValue* arguments, int64_t entered, Call& call) {
 
   Payload payload;
   if (where.payload >= 0) payload.read(arguments[where.payload]);
+  if (where.device >= 0) {
+    each_tensor(arguments[where.device], [&](const at::Tensor& tensor) {
+      call.on_cpu = tensor.is_cpu();
+      return false;
+    });
+  }
   uint16_t flags = 0;
   if (where.async >= 0 && arguments[where.async].toBool()) {
     flags |= FLAG_ASYNC;
@@ -161,10 +168,11 @@ void end(int op, torch::jit::Stack* stack, int64_t returned, const Call& call) {
   }
   auto* work = custom<c10d::Work>((*stack)[stack->size() - where.returns + where.work]);
   if (work) {
-    tap().works.put(work, call.ticket);
-    for (const void* storage : call.written) tap().works.put(storage, call.ticket);
+    uint64_t waited = call.on_cpu ? call.ticket : call.ticket | QUEUED_ONLY;
+    tap().works.put(work, waited);
+    for (const void* storage : call.written) tap().works.put(storage, waited);
   }
-  if (!work || !tap().futures.watch(*work, call.ring, call.ticket)) {
+  if (!work || !call.on_cpu || !tap().futures.watch(*work, call.ring, call.ticket)) {
     call.ring->change_flags(call.ticket, FLAG_NO_COMPLETION, 0);
   }
 }

@@ -21,6 +21,9 @@ inline uint32_t thread_id() {
   return thread_id_cache;
 }
 
+// Added to a ticket in `works`: the wait ends when the device has the work in its queue.
+constexpr uint64_t QUEUED_ONLY = uint64_t(1) << 63;
+
 struct Tap {
   std::atomic<bool> active{false};
   std::atomic<bool> beating{false};

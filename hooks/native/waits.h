@@ -16,6 +16,8 @@ class Wait {
     int64_t begin = now_ns();
     ticket_ = tap().works.take(waited);
     if (!ticket_) return;
+    bounds_ = !(ticket_ & QUEUED_ONLY);
+    ticket_ &= ~QUEUED_ONLY;
     ring_ = tap().ring;
     if (ring_->owns(ticket_) && !ring_->time_of(ticket_, COLLECTIVE_wait_begin_ns)) {
       ring_->stamp(ticket_, COLLECTIVE_wait_begin_ns, begin);
@@ -29,7 +31,7 @@ class Wait {
     if (!ring_->stamp(ticket_, COLLECTIVE_wait_end_ns, ns)) return;
     if (failed) {
       ring_->change_flags(ticket_, FLAG_FAILED, 0);
-    } else if (ring_->flags(ticket_) & FLAG_NO_COMPLETION) {
+    } else if (bounds_ && ring_->flags(ticket_) & FLAG_NO_COMPLETION) {
       ring_->stamp(ticket_, COLLECTIVE_complete_ns, ns);
       ring_->change_flags(ticket_, FLAG_UPPER_BOUND, FLAG_NO_COMPLETION);
     }
@@ -38,6 +40,7 @@ class Wait {
  private:
   SlotRing* ring_ = nullptr;
   uint64_t ticket_ = 0;
+  bool bounds_ = true;
 };
 
 inline PyObject* original_wait = nullptr;

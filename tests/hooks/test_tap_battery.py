@@ -22,7 +22,7 @@ SIZE = 4
 MODES = ("none", "native", "python")
 Results = dict[tuple[str, int], dict[str, Any]]
 
-# What gloo starts for one call, by its own names. Coalesced calls of the battery hold two tensors each.
+# What gloo starts for one call, by its own names; one all_reduce for each tensor of a coalesced reduce_scatter.
 DECOMPOSITION: dict[str, Callable[[int], dict[str, int]]] = {
     "all_gather_into_tensor": lambda rank: {"all_gather": 1},
     "all_gather_coalesced": lambda rank: {"all_gather": 1},
@@ -32,11 +32,12 @@ DECOMPOSITION: dict[str, Callable[[int], dict[str, int]]] = {
     "recv_any_source": lambda rank: {"recvAnySource": 1},
     "reduce_scatter": lambda rank: {"all_reduce": SIZE},
     "reduce_scatter_tensor": lambda rank: {"all_reduce": 1},
-    "reduce_scatter_tensor_coalesced": lambda rank: {"all_reduce": 2},
+    "reduce_scatter_tensor_coalesced": lambda rank: {"all_reduce": 1},
     "monitored_barrier": lambda rank: {"send": SIZE - 1, "recv": SIZE - 1} if rank == 0 else {"send": 1, "recv": 1},
 }
 # Sections whose calls do not end up as the table says.
 EXCEPTIONS: dict[str, Callable[[int], dict[str, int]]] = {
+    "coalesced": lambda rank: {"all_reduce": 3 + 2, "all_gather": 2},  # the reduce_scatter holds two tensors
     "sparse": lambda rank: {"sparse_all_reduce": 1},
     "wrong_size": lambda rank: {},  # refused before anything starts
     "barrier_times_out": lambda rank: {"recv": 1} if rank == 0 else {},  # the other one never came
@@ -100,7 +101,7 @@ def test_tap_changes_nothing(results: Results, mode: str, what: str) -> None:
 def test_failures_that_are_compared_did_happen(results: Results) -> None:
     failed = {name: part["error"] for name, part in results["none", 0].items() if name != "tap" and part["error"]}
     assert set(failed) == {"op_refused_by_the_worker", "wrong_size", "recv_times_out", "barrier_times_out"}
-    assert "Timed out waiting 300ms" in failed["recv_times_out"]
+    assert "Timed out waiting" in failed["recv_times_out"]
 
 
 @pytest.mark.parametrize("mode", ["native", "python"])
