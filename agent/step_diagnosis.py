@@ -34,7 +34,7 @@ EXPLAINS = {
 }
 
 
-DOUBTFUL = frozenset({"straggler", "workload_imbalance", "pause", "slow_network"})
+DOUBTFUL = frozenset({"straggler", "workload_imbalance", "stage_imbalance", "expert_imbalance", "pause", "slow_network"})
 STEADY_SHARE, STEADY_STEPS = 0.85, 40  # a straggler is the last one in so many steps, over so many
 
 
@@ -63,7 +63,7 @@ def _doubted(finding: Finding, host: HostWatch) -> Finding:
     steady = finding.kind == "straggler" and seen["share_of_steps_last"] >= STEADY_SHARE and seen["steps"] >= STEADY_STEPS
     if finding.kind not in DOUBTFUL or steady:
         return finding
-    note = " The host has more runnable threads than cores, which by itself makes ranks late."
+    note = " The host has more runnable threads than cores, which by itself makes ranks late and busy."
     return replace(finding, severity=Severity.INFO, message=finding.message + note)
 
 

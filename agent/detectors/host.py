@@ -20,7 +20,7 @@ class HostLimits:
 
     samples: int = 6  # three seconds: a loader's burst is shorter
     per_core: float = 3.0  # runnable threads of the ranks per core; twice is what hyper-threads and helpers make
-    per_rank: float = 2.0  # runnable threads in the mean rank; 1 is a rank without a pool
+    per_rank: float = 3.0  # runnable threads in the mean rank; a rank without a pool has one, and one for communication
 
 
 def cpu_oversubscribed(
