@@ -276,10 +276,10 @@ class Observer:
         facts = self.witness.facts(self.current(), now_ns, self._look)
         if facts is not None:
             self.stops.update(facts)
-        self.host.look(now_ns, [(source.rank, source.reader["pid"]) for source in self.current() if not source.released])
+        self.host.look(now_ns)
         stages = {source.rank: source.reader["stage"] for source in self.current() if source.reader["stage"] >= 0}
         self.step_table.set_stages(stages)
-        self.slowdowns.update(self.step_table, stages, self.host, now_ns, final=final)
+        self.slowdowns.update(self.step_table, stages, self.host, self._pools(), now_ns, final=final)
         self.polls += 1
         self.poll_seconds += time.thread_time() - begin
 
@@ -299,6 +299,11 @@ class Observer:
             if not source.released:
                 identity = source.reader.identity
                 source.state = process_state(identity.pid, identity.start_ticks, self._proc)
+
+    def _pools(self) -> list[int]:
+        """Threads that each rank computes with, as far as the ranks have said."""
+        said = [self.steps_of(source.rank).facts.get("intra_op_threads", "") for source in self.current()]
+        return [int(text) for text in said if text.isdigit()]
 
     def _add_checksums(self, source: Source, events: Rows) -> None:
         if source.rank < 0 or not len(events):

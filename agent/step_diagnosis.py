@@ -8,7 +8,7 @@ last step, cost and evidence follow the latest. Detectors run when a new step is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ranksight.agent.detectors import imbalance, numerics, slow
@@ -86,7 +86,13 @@ class StepDiagnosis:
         return tuple(finding for finding in found if not _explained(finding, found))
 
     def update(
-        self, table: StepTable, stages: Mapping[int, int], host: HostWatch, now_ns: int, final: bool = False
+        self,
+        table: StepTable,
+        stages: Mapping[int, int],
+        host: HostWatch,
+        pools: Sequence[int],
+        now_ns: int,
+        final: bool = False,
     ) -> tuple[Finding, ...]:
         """Look at the steps completed since the last call, and at the host; returns the findings that are new."""
         history = table.window(HISTORY_STEPS)
@@ -99,7 +105,7 @@ class StepDiagnosis:
         window = table.window(WINDOW_STEPS)
         assert window is not None  # a longer one exists
         new = []
-        crowded = cpu_oversubscribed(host.samples, host.cores, window.hosts[0], last)
+        crowded = cpu_oversubscribed(host.samples, host.cores, window.hosts[0], pools, last)
         for finding in (*crowded, *(_doubted(found, host) for found in detect(window, history, stages))):
             known_as = self._known_as(finding)
             if known_as is None:

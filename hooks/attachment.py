@@ -40,6 +40,7 @@ class Attachment:
         from ranksight.hooks.pauses import Pauses
         from ranksight.hooks.phases import Phases
         from ranksight.hooks.pipeline import Pipeline
+        from ranksight.hooks.settings import Settings
         from ranksight.hooks.steps import Steps
         from ranksight.hooks.stop import Stop
 
@@ -58,6 +59,7 @@ class Attachment:
         self.steps.at_end += [
             self.stop.step_ended,
             Memory(recorder).step_ended,
+            Settings(recorder).step_ended,
             lambda _step, _now: self.groups.scan(),
         ]
         if torch.distributed.is_available():

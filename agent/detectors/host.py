@@ -19,21 +19,26 @@ class HostLimits:
     """Thresholds with their reasons."""
 
     samples: int = 6  # three seconds: a loader's burst is shorter
-    per_core: float = 3.0  # runnable threads of the ranks per core; twice is what hyper-threads and helpers make
-    per_rank: float = 3.0  # runnable threads in the mean rank; a rank without a pool has one, and one for communication
+    share: float = 0.6  # of them
+    pools_per_core: float = 3.0  # threads in the pools of all ranks, per core
+    runnable_per_core: float = 2.0  # and so many runnable threads per core: the pools are in use at the same time
+    pool: float = 2.0  # threads in a rank's pool: one thread per rank is the user's choice
 
 
 def cpu_oversubscribed(
-    samples: Sequence[HostSample], cores: int, host: str, step: int | None, limits: HostLimits = HostLimits()
+    samples: Sequence[HostSample],
+    cores: int,
+    host: str,
+    pools: Sequence[int],
+    step: int | None,
+    limits: HostLimits = HostLimits(),
 ) -> tuple[Finding, ...]:
-    """One finding for the host; it names no rank, as all suffer alike."""
+    """One finding for the host; it names no rank, as all suffer alike. `pools`: threads in the pool of each rank."""
     recent = list(samples)[-limits.samples :]
-    counted = [sample.busy_threads for sample in recent if sample.busy_threads]
-    if len(recent) < limits.samples or len(counted) < 0.6 * limits.samples:
+    crowded = [sample.runnable for sample in recent if sample.runnable >= limits.runnable_per_core * cores]
+    if len(recent) < limits.samples or len(crowded) < limits.share * limits.samples or not pools:
         return ()
-    busy = mean(sum(threads.values()) for threads in counted)
-    per_rank = mean(mean(threads.values()) for threads in counted)
-    if busy < limits.per_core * cores or per_rank < limits.per_rank:
+    if mean(pools) < limits.pool or sum(pools) < limits.pools_per_core * cores:
         return ()
     return (
         Finding(
@@ -45,10 +50,10 @@ def cpu_oversubscribed(
             last_step=step,
             detected_step=step,
             message=(
-                f"The ranks of host {host} keep {busy:.0f} threads runnable on {cores} cores, {per_rank:.0f} in each rank: "
-                f"they wait for processors, not for each other."
+                f"The {len(pools)} ranks of host {host} have {sum(pools)} threads for computing on {cores} cores, and "
+                f"{mean(crowded):.0f} threads are runnable at once: they wait for processors, not for each other."
             ),
             advice="Give each rank its share of the cores: OMP_NUM_THREADS or torch.set_num_threads(cores / ranks).",
-            evidence={"runnable_threads": busy, "cores": cores, "runnable_threads_per_rank": per_rank},
+            evidence={"threads": sum(pools), "threads_per_rank": mean(pools), "runnable": mean(crowded), "cores": cores},
         ),
     )

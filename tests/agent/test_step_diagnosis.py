@@ -36,7 +36,7 @@ def run(busy: np.ndarray, host: HostWatch, every: int = 10) -> StepDiagnosis:
     table, diagnosis = Table(busy), StepDiagnosis()
     for done in range(every, len(busy) + 1, every):
         table.done = done
-        diagnosis.update(table, {}, host, done * SECOND // 10)  # type: ignore[arg-type]
+        diagnosis.update(table, {}, host, [1] * 4, done * SECOND // 10)  # type: ignore[arg-type]
     return diagnosis
 
 
@@ -57,7 +57,7 @@ def quiet(tmp_path: Path) -> HostWatch:
 @pytest.fixture
 def crowded(tmp_path: Path) -> HostWatch:
     watch = HostWatch(tmp_path, cores=2)
-    watch.samples.extend(HostSample(n * SECOND, 9, dict.fromkeys(range(4), 1)) for n in range(5))
+    watch.samples.extend(HostSample(n * SECOND, 9) for n in range(5))
     return watch
 
 
