@@ -41,7 +41,7 @@ from ranksight.agent.timeline import FACT, Facts, InFlight, Joined, Timeline, fa
 from ranksight.agent.witness import Witness
 from ranksight.hooks import wire
 from ranksight.hooks.records import RankIdentity
-from ranksight.hooks.ring import SUFFIX
+from ranksight.hooks.ring import SUFFIX, fallback_directory
 
 log = logging.getLogger(__name__)
 
@@ -318,18 +318,21 @@ class Observer:
                 self.desync = finding
 
     def _discover(self) -> None:
-        try:
-            names = [path.name for path in self.ring_dir.iterdir()]
-        except FileNotFoundError:
-            return
-        for name in sorted(names):
-            if not name.endswith(SUFFIX) or name in self.sources or name in self.unreadable:
-                continue
+        for folder in (self.ring_dir, fallback_directory(self.ring_dir)):
             try:
-                self.sources[name] = Source(len(self.sources), RingReader(self.ring_dir / name))
-            except RingError as error:
-                log.warning("ring skipped: %s", error)
-                self.unreadable[name] = str(error)
+                names = [path.name for path in folder.iterdir()]
+            except FileNotFoundError:
+                continue
+            for name in sorted(names):
+                if name.endswith(SUFFIX) and name not in self.sources and name not in self.unreadable:
+                    self._open(folder / name)
+
+    def _open(self, path: Path) -> None:
+        try:
+            self.sources[path.name] = Source(len(self.sources), RingReader(path))
+        except RingError as error:
+            log.warning("ring skipped: %s", error)
+            self.unreadable[path.name] = str(error)
 
     def _find_host(self) -> None:
         """Learn which ranks belong to this host, from the ranks themselves and from the launcher's LOCAL_WORLD_SIZE."""

@@ -31,7 +31,7 @@ from ranksight.agent.errors import RanksightError, RunDirError
 from ranksight.agent.files import AGENT_FILE, EXIT_FILE
 from ranksight.agent.report import missing
 from ranksight.hooks import inject
-from ranksight.hooks.ring import default_directory
+from ranksight.hooks.ring import default_directory, fallback_directory
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -73,7 +73,8 @@ def run(options: RunOptions) -> Outcome:
         agent.finish(exit_code)
     finally:
         agent.kill()
-        shutil.rmtree(ring_dir, ignore_errors=True)
+        for rings in (ring_dir, fallback_directory(ring_dir)):
+            shutil.rmtree(rings, ignore_errors=True)
         shutil.rmtree(run_dir / "inject", ignore_errors=True)
     return Outcome(run_id, exit_code, _read_report(run_dir, run_id, exit_code))
 

@@ -102,8 +102,9 @@ class Steps:
         elif kind == wire.EventKind.BATCH and count >= 2:
             state.samples = (state.samples or 0) + int(values[0])
             state.tokens = (state.tokens or 0) + int(values[1])
-        elif kind == wire.EventKind.MEMORY and count >= 2:
-            state.rss_bytes, state.device_bytes = int(values[0]), int(values[1])
+        elif kind == wire.EventKind.MEMORY and count:
+            state.rss_bytes = int(values[0])
+            state.device_bytes = int(values[1]) if count > 1 else None
         elif kind == wire.EventKind.EXCEPTION:
             state.exception = reader.hooks_table.string(int(row["name"])) or "exception of unknown type"
         elif kind == wire.EventKind.FACT:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +138,8 @@ def detach() -> None:
 def _make_ring(directory: Path) -> tuple[Ring, str]:
     """The ring file: in `directory`, smaller if need be, else below the temporary directory, with a note about it."""
     generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    elsewhere = Path(tempfile.gettempdir()) / f"ranksight-{os.getuid()}" / directory.name
     first: OSError | None = None
-    for folder in (directory, elsewhere):
+    for folder in (directory, ring.fallback_directory(directory)):
         for sizes in SIZES:
             try:
                 made = ring.create(folder, sizes, generation)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -55,6 +56,11 @@ def default_directory(run_id: str | None = None, environ: Mapping[str, str] = os
     base = shm if shm.is_dir() else Path("/tmp")
     run = run_id or environ.get(ENV_RUN_ID) or environ.get("TORCHELASTIC_RUN_ID") or environ.get("SLURM_JOB_ID") or "default"
     return base / f"ranksight-{os.getuid()}" / run.replace("/", "_")
+
+
+def fallback_directory(directory: Path) -> Path:
+    """Where a rank puts its ring when `directory` has no room or can't be made; the agent looks there, too."""
+    return Path(tempfile.gettempdir()) / f"ranksight-{os.getuid()}" / directory.name
 
 
 def start_ticks(pid: int, proc: Path = Path("/proc")) -> int:

@@ -1,12 +1,13 @@
 """The observer on synthetic ranks: joins, drops, missing ranks, restarts, interleaved groups, death, completeness."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from ranksight.agent.observer import Observer
 from ranksight.hooks import wire
-from ranksight.hooks.ring import Sizes
+from ranksight.hooks.ring import Sizes, fallback_directory
 from tests.agent.conftest import BEGIN, MS, SECOND, Host
 from tests.support.ring_writer import RingWriter
 
@@ -282,3 +283,11 @@ def test_steps_loss_tokens_notes_and_cost(host: Host) -> None:
     assert "rank 0: no compiler: Python tap" in sections["completeness"]["notes"]  # type: ignore[index]
     (finding,) = host.observer.findings()
     assert finding.message == "Collectives are not seen on rank 0: no tap could be installed there."
+
+
+def test_rings_that_found_no_room_on_tmpfs_are_read_where_they_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    RingWriter(fallback_directory(tmp_path / "run-7"), 0, 1)
+    observer = Observer(tmp_path / "run-7")
+    observer.poll()
+    assert [identity.rank for identity in observer.identities()] == [0]
