@@ -465,8 +465,8 @@ def digest(tensors: Tensors) -> str:
 
 
 def scrubbed(error: Exception) -> str:
-    """Type and text without what differs between two runs: ports, source lines of gloo."""
-    text = re.sub(r"\[[^\]]*\]:?[0-9]*", "[]", str(error))
+    """Type and text without what differs between two runs: ports, source lines of gloo, what is left of a timeout."""
+    text = re.sub(r"\[[^\]]*\]:?[0-9]*|[0-9]+ms", "[]", str(error))
     return f"{type(error).__name__}: {text}"
 
 
