@@ -10,8 +10,10 @@ from tests.support.jobs import run_ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
-TRIES = 2
-# What a bare run gives every time. `last_is_backward` is not here: a bare torch aborts in about half of its tries.
+TRIES, ENOUGH = 3, 2
+# What a bare run gives, but for a SIGABRT of torch's own in a few tries in a hundred (pytorch/pytorch#190489), which
+# must not become the rule. Future callbacks into Python that nobody waits for abort in every try.
+# `last_is_backward` is not here: a bare torch aborts in up to half of its tries.
 CODES = {
     "in_flight": [0, 0],
     "in_flight_destroyed": [0, 0],
@@ -24,6 +26,9 @@ CODES = {
 @pytest.mark.parametrize("mode", ["native", "python"])
 @pytest.mark.parametrize("case", list(CODES))
 def test_exit_code_is_kept(mode: str, case: str, tmp_path: Path) -> None:
-    for _ in range(TRIES):
+    seen: list[list[int]] = []
+    while len(seen) < TRIES and seen.count(CODES[case]) < ENOUGH:
         ends = run_ranks(Path(__file__).with_name("exits.py"), 2, args=(mode, str(tmp_path), case))
-        assert [end.returncode for end in ends] == CODES[case], ends[0].stderr + ends[1].stderr
+        seen.append([end.returncode for end in ends])
+        assert all(code in {expected, -6} for code, expected in zip(seen[-1], CODES[case], strict=True)), ends
+    assert seen.count(CODES[case]) == ENOUGH, seen
