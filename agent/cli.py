@@ -17,8 +17,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ranksight.agent import bench, demo, doctor, files, run, table
+from ranksight.agent import bench, doctor, files
 from ranksight.agent.errors import RanksightError
+from ranksight.agent.launch import demo, run
+from ranksight.agent.report import console as table
 from ranksight.hooks.ring import default_directory
 
 app = typer.Typer(

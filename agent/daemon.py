@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ranksight.agent import files, http
+from ranksight.agent import files
+from ranksight.agent.export import http
 from ranksight.agent.findings import Finding
 from ranksight.agent.observer import Observer
-from ranksight.agent.report import build
+from ranksight.agent.report.build import build
 
 log = logging.getLogger("ranksight.agent")
 

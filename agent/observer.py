@@ -24,21 +24,23 @@ from pathlib import Path
 import numpy as np
 from prometheus_client.core import Metric
 
-from ranksight.agent import exposition, measures, sections
+from ranksight.agent.collectives import measures
+from ranksight.agent.collectives.series import Series
+from ranksight.agent.collectives.timeline import FACT, Facts, InFlight, Joined, Timeline, facts_of
 from ranksight.agent.detectors.completeness import CompletenessFacts, RankCompleteness, incomplete_data
 from ranksight.agent.detectors.replicas import Replicas
-from ranksight.agent.diagnosis import Diagnosis
+from ranksight.agent.export import exposition
 from ranksight.agent.findings import Finding
-from ranksight.agent.groups import GroupRegistry
-from ranksight.agent.host import HostWatch
-from ranksight.agent.reader import Batch, Counts, RingError, RingReader, process_state
-from ranksight.agent.series import Series
-from ranksight.agent.slots import Rows, stack
-from ranksight.agent.step_diagnosis import StepDiagnosis
-from ranksight.agent.step_table import StepTable
-from ranksight.agent.steps import RankSteps, Steps
-from ranksight.agent.timeline import FACT, Facts, InFlight, Joined, Timeline, facts_of
-from ranksight.agent.witness import Witness
+from ranksight.agent.reading.groups import GroupRegistry
+from ranksight.agent.reading.reader import Batch, Counts, RingError, RingReader, process_state
+from ranksight.agent.reading.slots import Rows, stack
+from ranksight.agent.report import sections
+from ranksight.agent.steps.diagnosis import StepDiagnosis
+from ranksight.agent.steps.host import HostWatch
+from ranksight.agent.steps.rank_steps import RankSteps, Steps
+from ranksight.agent.steps.table import StepTable
+from ranksight.agent.stopped.diagnosis import Diagnosis
+from ranksight.agent.stopped.witness import Witness
 from ranksight.hooks import wire
 from ranksight.hooks.records import RankIdentity
 from ranksight.hooks.ring import SUFFIX, fallback_directory

@@ -1,4 +1,4 @@
-"""The file that a rank shares with the agent: made, mapped and written here, read by `ranksight.agent.reader`.
+"""The file that a rank shares with the agent: made, mapped and written here, read by `ranksight.agent.reading.reader`.
 
     create(directory) -> Ring        reserve the space, write the header, rename into place
     ring["step"] = 7                 one aligned store into the header

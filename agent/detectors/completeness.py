@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ranksight.agent.findings import Finding, Severity
-from ranksight.agent.reader import Counts
+from ranksight.agent.reading.reader import Counts
 
 
 @dataclass(frozen=True, slots=True)

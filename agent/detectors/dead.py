@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from ranksight.agent.facts import JobFacts, RankFacts, Standing
 from ranksight.agent.findings import Finding, Severity
-from ranksight.agent.limits import Limits
-from ranksight.agent.standing import standings
+from ranksight.agent.stopped.facts import JobFacts, RankFacts, Standing
+from ranksight.agent.stopped.limits import Limits
+from ranksight.agent.stopped.standing import standings
 from ranksight.agent.words import numbers_in_words, ranks_in_words
 
 

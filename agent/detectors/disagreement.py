@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ranksight.agent.facts import JobFacts
 from ranksight.agent.findings import Finding, Severity
+from ranksight.agent.stopped.facts import JobFacts
 from ranksight.hooks.records import Collective
 
 NO_RESTART = "A bug of the training code: a restart without a change fails again."

@@ -6,10 +6,10 @@ a held GIL; both silent, while other ranks of the host beat, is a process that g
 
 from __future__ import annotations
 
-from ranksight.agent.facts import JobFacts, RankFacts, Standing
 from ranksight.agent.findings import Finding, Severity
-from ranksight.agent.limits import Limits
-from ranksight.agent.standing import frozen_since, standings
+from ranksight.agent.stopped.facts import JobFacts, RankFacts, Standing
+from ranksight.agent.stopped.limits import Limits
+from ranksight.agent.stopped.standing import frozen_since, standings
 from ranksight.agent.words import ranks_in_words
 
 

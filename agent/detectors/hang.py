@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ranksight.agent.facts import JobFacts, Standing, is_disconnect
 from ranksight.agent.findings import Finding, Severity
-from ranksight.agent.ledger import key_of
-from ranksight.agent.limits import Limits, stall_limit
-from ranksight.agent.standing import standings
-from ranksight.agent.waitgraph import Root, RootKind, Wait, describe, root, waits
+from ranksight.agent.stopped.facts import JobFacts, Standing, is_disconnect
+from ranksight.agent.stopped.ledger import key_of
+from ranksight.agent.stopped.limits import Limits, stall_limit
+from ranksight.agent.stopped.standing import standings
+from ranksight.agent.stopped.waitgraph import Root, RootKind, Wait, describe, root, waits
 from ranksight.agent.words import call_in_words, ranks_in_words, site_in_words
 from ranksight.hooks.records import Collective
 

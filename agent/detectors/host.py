@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from ranksight.agent.findings import Finding, Severity
-from ranksight.agent.host import HostSample
+from ranksight.agent.steps.host import HostSample
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ranksight.agent.findings import Finding, Severity
-from ranksight.agent.step_window import Floats, StepWindow
+from ranksight.agent.steps.window import Floats, StepWindow
 
 
 @dataclass(frozen=True, slots=True)

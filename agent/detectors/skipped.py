@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ranksight.agent.detectors.disagreement import NO_RESTART, finding
-from ranksight.agent.facts import JobFacts
 from ranksight.agent.findings import Finding, Severity
-from ranksight.agent.ledger import Shift
-from ranksight.agent.limits import Limits
+from ranksight.agent.stopped.facts import JobFacts
+from ranksight.agent.stopped.ledger import Shift
+from ranksight.agent.stopped.limits import Limits
 from ranksight.agent.words import call_in_words, site_in_words
 from ranksight.hooks.records import Collective
 

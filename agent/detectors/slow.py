@@ -16,7 +16,7 @@ import numpy as np
 
 from ranksight.agent.detectors.imbalance import token_seconds
 from ranksight.agent.findings import Finding, Severity
-from ranksight.agent.step_window import Floats, StepWindow, excess
+from ranksight.agent.steps.window import Floats, StepWindow, excess
 
 
 @dataclass(frozen=True, slots=True)

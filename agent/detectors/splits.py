@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ranksight.agent.detectors.disagreement import finding
-from ranksight.agent.facts import JobFacts
 from ranksight.agent.findings import Finding
-from ranksight.agent.ledger import Key, key_of
-from ranksight.agent.limits import Limits
+from ranksight.agent.stopped.facts import JobFacts
+from ranksight.agent.stopped.ledger import Key, key_of
+from ranksight.agent.stopped.limits import Limits
 from ranksight.agent.words import site_in_words
 from ranksight.hooks.records import Collective
 from ranksight.hooks.wire import CollectiveFlag

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from ranksight.agent.detectors import mismatch
-from ranksight.agent.facts import JobFacts, RankFacts
 from ranksight.agent.findings import Finding, Severity
 from ranksight.agent.flight_recorder.dumps import Dump, read_folder
-from ranksight.agent.ledger import P2P, Key, Ledger, key_of
-from ranksight.agent.limits import Limits
-from ranksight.agent.waitgraph import Root, RootKind, Wait, describe, root
+from ranksight.agent.stopped.facts import JobFacts, RankFacts
+from ranksight.agent.stopped.ledger import P2P, Key, Ledger, key_of
+from ranksight.agent.stopped.limits import Limits
+from ranksight.agent.stopped.waitgraph import Root, RootKind, Wait, describe, root
 from ranksight.agent.words import call_in_words, ranks_in_words, site_in_words
 from ranksight.hooks.records import Collective
 

@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ranksight.agent.observer import Observer
-from ranksight.agent.slots import COLLECTIVE, Rows
+from ranksight.agent.reading.slots import COLLECTIVE, Rows
 from ranksight.hooks import wire
 from ranksight.hooks.ring import Sizes
 from tests.support.ring_writer import RingWriter

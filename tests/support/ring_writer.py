@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ranksight.agent.slots import COLLECTIVE, Rows
+from ranksight.agent.reading.slots import COLLECTIVE, Rows
 from ranksight.hooks import wire
 from ranksight.hooks.ring import Ring, Sizes, create
 

@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from ranksight.agent.facts import JobFacts, RankFacts
-from ranksight.agent.ledger import Ledger
+from ranksight.agent.stopped.facts import JobFacts, RankFacts
+from ranksight.agent.stopped.ledger import Ledger
 from ranksight.hooks.records import Collective, Group
 from ranksight.hooks.wire import CollectiveFlag
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from ranksight.agent.detectors.completeness import CompletenessFacts, RankCompleteness, incomplete_data
 from ranksight.agent.findings import Severity
-from ranksight.agent.reader import Counts
+from ranksight.agent.reading.reader import Counts
 
 WHOLE = Counts(1000, 1000, 0)
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ranksight.agent.detectors import mismatch, skipped, splits
-from ranksight.agent.facts import JobFacts
 from ranksight.agent.findings import Finding
-from ranksight.agent.limits import Limits
+from ranksight.agent.stopped.facts import JobFacts
+from ranksight.agent.stopped.limits import Limits
 from ranksight.hooks.records import Collective
 from tests.support.stops import FAILED, NOW, call, group, job, rank
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ranksight.agent.detectors import hang
-from ranksight.agent.facts import JobFacts
 from ranksight.agent.findings import Finding
-from ranksight.agent.limits import Limits
+from ranksight.agent.stopped.facts import JobFacts
+from ranksight.agent.stopped.limits import Limits
 from tests.support.stops import FAILED, WORLD, call, group, job, rank
 
 PAIR, TENSOR, DATA = group(0, 1, name="1"), group(0, 1, name="tp"), group(1, 3, name="dp")

@@ -7,7 +7,7 @@ import pytest
 
 from ranksight.agent.detectors.imbalance import expert_imbalance, stage_imbalance
 from ranksight.agent.detectors.slow import stragglers, workload_imbalance
-from ranksight.agent.step_window import StepWindow
+from ranksight.agent.steps.window import StepWindow
 
 STEPS, RANKS = 120, 4
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ranksight.agent.detectors.numerics import NumericsLimits, divergence, memory_growth, nonfinite, spikes
-from ranksight.agent.step_window import StepWindow
+from ranksight.agent.steps.window import StepWindow
 
 BLOOM_LOG = Path(__file__).resolve().parents[4] / "shared/data/logs/bloom_spike_31214.txt"
 

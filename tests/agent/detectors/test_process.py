@@ -3,9 +3,9 @@
 import pytest
 
 from ranksight.agent.detectors import dead, frozen
-from ranksight.agent.facts import RankFacts
 from ranksight.agent.findings import Severity
-from ranksight.agent.limits import Limits
+from ranksight.agent.stopped.facts import RankFacts
+from ranksight.agent.stopped.limits import Limits
 from tests.support.stops import call, job, rank
 
 CLOSED = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:41"

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ranksight.agent.diagnosis import detect
-from ranksight.agent.facts import JobFacts
 from ranksight.agent.findings import Finding
-from ranksight.agent.limits import Limits
+from ranksight.agent.stopped.diagnosis import detect
+from ranksight.agent.stopped.facts import JobFacts
+from ranksight.agent.stopped.limits import Limits
 from ranksight.hooks.records import Collective, Group
 from tests.support.stops import call, group, job, rank
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ranksight.agent.detectors.slow import pauses, slow_network, stragglers, workload_imbalance
-from ranksight.agent.step_window import StepWindow, busy_seconds, excess
+from ranksight.agent.steps.window import StepWindow, busy_seconds, excess
 
 BASE = 0.06
 

@@ -1,0 +1,1 @@
+"""From the observer's numbers to what Prometheus reads."""

@@ -1,0 +1,1 @@
+"""Pipeline schedules: ideal and measured bubbles."""

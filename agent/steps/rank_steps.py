@@ -1,0 +1,117 @@
+"""What the events of a rank say about its steps: durations, loss, gradient norm, tokens, notes and exceptions.
+
+event rows of one ring -> Steps.add(rank, reader, rows) -> per-rank state, histogram and tails of step seconds
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ranksight.agent.collectives.series import HIGHEST_SECONDS, LOWEST_SECONDS, Histogram, Rows
+from ranksight.agent.collectives.tails import Tails
+from ranksight.agent.reading.reader import RingReader
+from ranksight.agent.reading.slots import Rows as SlotRows
+from ranksight.hooks import wire
+
+MAX_NOTES = 64  # distinct texts kept per rank
+_WANTED = np.zeros(1 << 16, bool)
+_WANTED[
+    [
+        wire.EventKind.STEP, wire.EventKind.LOSS, wire.EventKind.GRAD_NORM, wire.EventKind.BATCH,
+        wire.EventKind.NOTE, wire.EventKind.EXCEPTION, wire.EventKind.MEMORY,
+        wire.EventKind.FACT,
+    ]
+] = True  # fmt: skip
+
+
+@dataclass(slots=True)
+class RankSteps:
+    """Latest and summed facts of one rank; None is not known."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    last_step: int | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    tokens: int | None = None
+    job_tokens: float | None = None  # those of the whole job, in all steps so far
+    samples: int | None = None
+    rss_bytes: int | None = None
+    device_bytes: int | None = None
+    exception: str | None = None
+    notes: Counter[str] = field(default_factory=Counter)
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+class Steps:
+    """Per-rank step facts of one host. Rows of `histogram` and `tails` are numbered by `rows` (rank label)."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, RankSteps] = {}
+        self.rows = Rows()
+        self.histogram = Histogram()
+        self.tails = Tails(LOWEST_SECONDS, HIGHEST_SECONDS)
+        self._new: list[tuple[int, float, int, int]] = []
+
+    def add(self, rank: int, reader: RingReader, rows: SlotRows) -> None:
+        """Take in ended events of one rank."""
+        state = self.ranks.setdefault(rank, RankSteps())
+        wanted = np.flatnonzero(_WANTED[rows["kind"]])
+        for at in wanted.tolist():
+            row = rows[at]
+            kind = int(row["kind"])
+            if kind == wire.EventKind.STEP:
+                self._add_step(rank, state, row)
+            else:
+                self._add_event(state, kind, row, reader)
+
+    def count(self, now_ns: int) -> None:
+        """Put the steps of this poll, of all ranks, into histogram and tails."""
+        if self._new:
+            rank_row, seconds, step, end_ns = (np.array(column) for column in zip(*self._new, strict=True))
+            self._new = []
+            self.histogram.add(rank_row, seconds, step, end_ns)
+            self.tails.add(rank_row, seconds, now_ns)
+        self.tails.roll(now_ns)
+
+    def _add_step(self, rank: int, state: RankSteps, row: np.void) -> None:
+        begin_ns, end_ns, step = int(row["begin_ns"]), int(row["end_ns"]), int(row["step"])
+        if end_ns <= begin_ns:
+            return  # never closed: its rank died in it
+        number = self.rows.number((str(rank),))
+        self.histogram.grow(len(self.rows))
+        self.tails.grow(len(self.rows))
+        seconds = (end_ns - begin_ns) / 1e9
+        self._new.append((number, seconds, step, end_ns))
+        state.steps += 1
+        if row["n_values"] >= 2:
+            state.job_tokens = float(row["values"][1]) + (state.job_tokens or 0.0)
+        state.step_seconds += seconds
+        state.last_step = step if state.last_step is None else max(step, state.last_step)
+
+    def _add_event(self, state: RankSteps, kind: int, row: np.void, reader: RingReader) -> None:
+        values = row["values"].tolist()
+        count = int(row["n_values"])
+        if kind == wire.EventKind.LOSS and count:
+            state.loss = values[0]
+        elif kind == wire.EventKind.GRAD_NORM and count:
+            state.grad_norm = values[0]
+        elif kind == wire.EventKind.BATCH and count >= 2:
+            state.samples = (state.samples or 0) + int(values[0])
+            state.tokens = (state.tokens or 0) + int(values[1])
+        elif kind == wire.EventKind.MEMORY and count:
+            state.rss_bytes = int(values[0])
+            state.device_bytes = int(values[1]) if count > 1 else None
+        elif kind == wire.EventKind.EXCEPTION:
+            state.exception = reader.hooks_table.string(int(row["name"])) or "exception of unknown type"
+        elif kind == wire.EventKind.FACT:
+            key, _, value = (reader.hooks_table.string(int(row["name"])) or "").partition("=")
+            if key and (key in state.facts or len(state.facts) < MAX_NOTES):
+                state.facts[key] = value
+        elif kind == wire.EventKind.NOTE:
+            text = reader.hooks_table.string(int(row["name"])) or f"note of code {int(row['code'])}"
+            if text in state.notes or len(state.notes) < MAX_NOTES:
+                state.notes[text] += 1
