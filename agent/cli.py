@@ -33,6 +33,8 @@ app = typer.Typer(
 Host = Annotated[str, typer.Option(help="Address that metrics are served on.")]
 Port = Annotated[int, typer.Option(help="Port for metrics; the next free one is taken when it is in use, 0 takes any.")]
 
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="ranksight.toml with settings of the agent.")]
+
 
 @app.command("run", context_settings={"ignore_unknown_options": True})
 def run_command(
@@ -42,13 +44,15 @@ def run_command(
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 9474,
+    config: ConfigFile = None,
 ) -> None:
     """Run a training job under watch; exits with the job's own exit code.
 
     Example: ranksight run --dir runs/today -- torchrun --nproc-per-node 8 train.py
     """
     where = run_dir or Path("runs") / _time_name()
-    outcome = run.run(run.RunOptions(where, tuple(launcher), host, port))
+    _check_config(config)
+    outcome = run.run(run.RunOptions(where, tuple(launcher), host, port, config))
     table.render(outcome.report, _stderr(), str(where / "report.json"))
     raise typer.Exit(outcome.exit_code)
 
@@ -62,15 +66,17 @@ def agent_command(
     run_id: Annotated[str | None, typer.Option(help="Name of the run in metrics and traces.")] = None,
     host: Host = "127.0.0.1",
     port: Port = 9474,
+    config: ConfigFile = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
     log: Annotated[Path | None, typer.Option(help="File for the agent's own messages.")] = None,
 ) -> None:
     """Watch the rings of a run without launching it, until SIGTERM: for systemd, Kubernetes and Slurm."""
     from ranksight.agent import daemon
+    from ranksight.agent.config import load
 
     logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     rings = ring_dir or default_directory(run_id)
-    daemon.run(daemon.DaemonOptions(rings, run_id or rings.name, run_dir, host, port, parent))
+    daemon.run(daemon.DaemonOptions(rings, run_id or rings.name, run_dir, host, port, parent, load(config)))
 
 
 @app.command("report")
@@ -173,6 +179,14 @@ def main() -> None:
 def _stderr() -> Console:
     # Findings and tables must not be held back or broken when stderr is a file.
     return Console(stderr=True, width=None if sys.stderr.isatty() else 80, soft_wrap=False)
+
+
+def _check_config(path: Path | None) -> None:
+    """A mistake in the file is said before the job starts."""
+    if path is not None:
+        from ranksight.agent.config import load
+
+        load(path)
 
 
 def _time_name() -> str:

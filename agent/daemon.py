@@ -18,14 +18,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ranksight.agent import files
+from ranksight.agent.config import Config
 from ranksight.agent.export import http
 from ranksight.agent.findings import Finding
 from ranksight.agent.observer import Observer
+from ranksight.agent.parts import Surroundings
 from ranksight.agent.report.build import build
 
 log = logging.getLogger("ranksight.agent")
@@ -44,6 +46,7 @@ class DaemonOptions:
     host: str = "127.0.0.1"
     port: int = 9474
     parent: int | None = None
+    config: Config = field(default_factory=Config)
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
 
 
@@ -55,7 +58,8 @@ def run(options: DaemonOptions) -> None:
 class _Daemon:
     def __init__(self, options: DaemonOptions) -> None:
         self._options = options
-        self._observer = Observer(options.ring_dir, run_id=options.run_id)
+        surroundings = Surroundings(options.run_id, options.run_dir, options.config)
+        self._observer = Observer(options.ring_dir, run_id=options.run_id, surroundings=surroundings)
         self._ending = asyncio.Event()
         self._failed_polls = 0
         self._said: set[tuple[str, tuple[int, ...]]] = set()
@@ -122,6 +126,8 @@ class _Daemon:
         report = build(self._observer, self._options.run_id, code)
         if self._failed_polls:
             report["completeness"]["notes"].append(f"{self._failed_polls} polls of the agent failed; see agent.log")
+        for name, error in self._observer.parts.failed.items():
+            report["completeness"]["notes"].append(f"{name} of the agent failed ({error}); what it says is missing")
         return report
 
     def _write_report(self) -> None:

@@ -3,6 +3,7 @@
     ring folder -> RingReader per process -> facts -> Series (counters, histograms, tails)
                                           |        -> Timeline.join -> measures.split -> Series (wait, transfer, blame)
                                           -> events -> Steps
+                                          -> parts           everything that stands for itself (see `parts`)
     poll()             read all rings once; called every quarter to half second
     final()            last poll, after the ranks are gone
     metrics()          prometheus_client families; `exposition` renders the same much faster
@@ -31,6 +32,7 @@ from ranksight.agent.detectors.completeness import CompletenessFacts, RankComple
 from ranksight.agent.detectors.replicas import Replicas
 from ranksight.agent.export import exposition
 from ranksight.agent.findings import Finding
+from ranksight.agent.parts import Parts, Surroundings
 from ranksight.agent.reading.groups import GroupRegistry
 from ranksight.agent.reading.reader import Batch, Counts, RingError, RingReader, process_state
 from ranksight.agent.reading.slots import Rows, stack
@@ -78,6 +80,7 @@ class Observer:
         run_id: str | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         proc: Path = Path("/proc"),
+        surroundings: Surroundings | None = None,
     ) -> None:
         self.ring_dir, self.run_id = ring_dir, run_id or ring_dir.name
         self._clock_ns, self._proc = clock_ns, proc
@@ -103,6 +106,7 @@ class Observer:
         self._axes_for = -1
         self._looked_ns = 0
         self._renderer = exposition.Renderer(self)
+        self.parts = Parts(surroundings or Surroundings(self.run_id))
 
     def poll(self) -> None:
         """Read every ring once."""
@@ -130,8 +134,8 @@ class Observer:
         return self._renderer.render(openmetrics)
 
     def report_sections(self) -> dict[str, object]:
-        """The keys completeness, collectives, steps, overhead and ranks of report.json."""
-        return sections.of(self)
+        """The keys completeness, collectives, steps, overhead and ranks of report.json, and those of the parts."""
+        return sections.of(self) | self.parts.sections(self)
 
     def layout(self) -> dict[str, object]:
         """The partition of the job as its ranks said it: ranks, process groups by axis, and facts about the data."""
@@ -152,7 +156,7 @@ class Observer:
     def faults(self) -> tuple[Finding, ...]:
         """Findings about ranks that stop or disagree, and about steps; cheap enough to ask for after every poll."""
         desync = (self.desync,) if self.desync else ()
-        return (*self.stops.findings, *desync, *self.slowdowns.findings)
+        return (*self.stops.findings, *desync, *self.slowdowns.findings, *self.parts.findings())
 
     def stopping(self) -> None:
         """The job was asked to end: ranks that end from now on are no fault."""
@@ -257,6 +261,8 @@ class Observer:
             self.witness.see(source.reader, batch.collectives, batch.events)
             self._add_steps(source, batch, now_ns if not last else FAR_NS)
             self._add_checksums(source, batch.events)
+            if source.rank >= 0:
+                self.parts.add(source, batch)
             self._number_groups(source)
             if len(batch.collectives):
                 found.append((source, batch.collectives))
@@ -282,6 +288,9 @@ class Observer:
         stages = {source.rank: source.reader["stage"] for source in self.current() if source.reader["stage"] >= 0}
         self.step_table.set_stages(stages)
         self.slowdowns.update(self.step_table, stages, self.host, self._pools(), now_ns, final=final)
+        self.parts.roll(self, now_ns)
+        if final:
+            self.parts.close(self, now_ns)
         self.polls += 1
         self.poll_seconds += time.thread_time() - begin
 
@@ -422,6 +431,7 @@ class Observer:
             return
         split = measures.split(facts["enter"], facts["exit"], starts)
         rows = facts["series"].astype(np.int64)
+        self.parts.add_joined(joined, split)
         self.step_table.add_joined(facts["step"][starts].astype(np.int64), split.transfer)
         self.series.add_waits(rows, split.wait, facts["step"], facts["exit"], now_ns)
         sizes = np.diff(starts, append=len(facts))

@@ -74,6 +74,7 @@ def blocks(observer: Observer) -> Iterator[Block]:
     yield from _steps(observer)
     yield from _ranks(observer)
     yield from _agent(observer)
+    yield from observer.parts.blocks(observer)
 
 
 def families(observer: Observer) -> Iterable[Metric]:

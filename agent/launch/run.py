@@ -49,6 +49,7 @@ class RunOptions:
     launcher: tuple[str, ...]
     host: str = "127.0.0.1"
     port: int = 9474
+    config: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class _Agent:
         self._command = [
             sys.executable, "-m", "ranksight.agent", "agent", "--ring-dir", str(ring_dir), "--dir", str(run_dir),
             "--run-id", run_id, "--host", options.host, "--port", str(options.port), "--parent", str(os.getpid()),
+            *(["--config", str(options.config)] if options.config else []),
         ]  # fmt: skip
         self._process = self._start()
         self._started = time.monotonic()
