@@ -80,6 +80,8 @@ def _compact(value: Any) -> Any:
 def _target(target: dict[str, Any]) -> dict[str, Any]:
     return _without(target, "target") | {
         "datasource": DATASOURCE, "editorMode": "code", "range": not target["instant"],
+        # Points of a histogram's own buckets lead to the trace of the step that they were measured in.
+        "exemplar": "_bucket{" in target["expr"],
     }  # fmt: skip
 
 
