@@ -26,6 +26,10 @@ want() { # want PROGRAM PACKAGE WHAT-IS-LOST
   lost+=("without $1: $3")
   case " ${missing[*]} " in *" $2 "*) ;; *) missing+=("$2") ;; esac
 }
+# A package of its own in newer releases of Debian, and a file of prometheus in older ones.
+promtool_package() {
+  if command -v apt-cache >/dev/null && apt-cache show promtool >/dev/null 2>&1; then echo promtool; else echo prometheus; fi
+}
 has_headers() {
   "$python" -c 'import pathlib, sysconfig, sys; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
 }
@@ -39,7 +43,7 @@ look() {
         has_headers || { missing+=(python3-dev); lost+=("without Python.h: the native tap cannot be built"); } ;;
       prometheus)
         want prometheus prometheus "the end-to-end tests of scraping do not run"
-        want promtool prometheus "the rules are not checked"
+        want promtool "$(promtool_package)" "the rules are not checked"
         want prometheus-alertmanager prometheus-alertmanager "the end-to-end tests of alerts do not run" ;;
       browser)
         want chromium chromium "the pages are not looked at in a browser" ;;

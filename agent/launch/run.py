@@ -29,7 +29,7 @@ import psutil
 from ranksight.agent import files
 from ranksight.agent.errors import RanksightError, RunDirError
 from ranksight.agent.files import AGENT_FILE, EXIT_FILE
-from ranksight.agent.launch import prebuild, run_info
+from ranksight.agent.launch import leftovers, prebuild, run_info
 from ranksight.agent.report.build import missing
 from ranksight.hooks import inject
 from ranksight.hooks.ring import default_directory, fallback_directory
@@ -66,6 +66,8 @@ def run(options: RunOptions) -> Outcome:
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     run_dir = _make_run_dir(options.run_dir)
     ring_dir = default_directory(run_id, {})
+    for rings in (ring_dir, fallback_directory(ring_dir)):
+        leftovers.sweep(rings.parent, time.time(), say=lambda text: print(f"ranksight: {text}", file=sys.stderr))
     environ = _environment(run_dir, ring_dir, run_id)
     prebuild.native_tap(options.launcher, environ)
     files.write_json(run_dir / "run.json", run_info.describe(run_id, options.launcher))
