@@ -138,6 +138,25 @@ def whatif_command(
     whatif(path, json_output)
 
 
+policy_app = typer.Typer(help="Stop conditions: check a file, try it on recorded runs.", no_args_is_help=True)
+app.add_typer(policy_app, name="policy")
+
+
+@policy_app.callback()
+def policy_group() -> None:
+    """Stop conditions: check a file, try it on recorded runs."""
+
+
+@policy_app.command("check")
+def policy_check_command(
+    path: Annotated[Path, typer.Argument(metavar="F", help="stop_conditions.toml.")],
+) -> None:
+    """Say what each condition of a file does, or what is wrong with the file."""
+    from ranksight.agent.policy import command as policy
+
+    policy.check(path, Console())
+
+
 bench_app = typer.Typer(help="Measure what ranksight costs on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 

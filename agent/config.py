@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -27,13 +28,19 @@ class ConfigError(RanksightError):
     """A configuration file that can't be used: names the file, the field, the value and what was expected."""
 
 
+Model = TypeVar("Model", bound=Section)
+
+
 def load(path: Path | None) -> Config:
     """Read a file; None is all defaults. ConfigError when it can't be read or holds what is not expected."""
-    if path is None:
-        return Config()
+    return Config() if path is None else read(path, Config)
+
+
+def read(path: Path, model: type[Model]) -> Model:
+    """A TOML file as a model. ConfigError when it can't be read or holds what is not expected."""
     try:
         text = path.read_bytes().decode()
-        return Config.model_validate(tomllib.loads(text))
+        return model.model_validate(tomllib.loads(text))
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -46,4 +53,7 @@ def _sentence(item: dict[str, object]) -> str:
     where = ".".join(str(key) for key in item["loc"]) if isinstance(item["loc"], tuple) else ""
     if item["type"] == "extra_forbidden":
         return f"{where}: unknown key"
-    return f"{where} = {item['input']!r}: {item['msg']}"
+    said = str(item["msg"]).removeprefix("Value error, ")
+    if isinstance(item["input"], dict) or item["type"] == "missing":  # the value would be the whole table
+        return f"{where}: {said}" if where else said
+    return f"{where} = {item['input']!r}: {said}"

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from ranksight import hooks
 from ranksight.agent import catalog
+from ranksight.agent.policy import conditions
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("**/*.md"))]
@@ -70,6 +71,10 @@ def test_commands_that_are_named_exist(document: Path) -> None:
 
 def test_the_metrics_page_is_what_the_catalogue_says() -> None:
     assert TEXT[CHECKOUT / "docs" / "metrics.md"] == catalog.markdown()
+
+
+def test_the_page_of_stop_conditions_is_what_the_models_say() -> None:
+    assert TEXT[CHECKOUT / "docs" / "stop-conditions.md"] == conditions.reference()
 
 
 @each_document
