@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ranksight.agent.errors import RanksightError
 
@@ -20,8 +20,20 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class ArchiveSection(Section):
+    """What of the records is kept, in `archive/` of the run directory."""
+
+    max_bytes: int = Field(default=2 << 30, ge=1 << 20)
+    """Size of all files of one host; the oldest are removed."""
+    rotate_seconds: float = Field(default=15.0, gt=0, le=3600)
+    """A file is written at least so often: an agent that is killed costs the records since its last one."""
+
+
 class Config(Section):
     """The whole file."""
+
+    archive: ArchiveSection = ArchiveSection()
+    """The archive of records."""
 
 
 class ConfigError(RanksightError):

@@ -74,7 +74,13 @@ Maker = Callable[[Surroundings], Part]
 
 def makers() -> tuple[Maker, ...]:
     """The parts of every agent, in the order in which they work."""
-    return ()
+    return (_archive,)
+
+
+def _archive(surroundings: Surroundings) -> Part:
+    from ranksight.agent.archive.part import Archive
+
+    return Archive(surroundings) if surroundings.run_dir else Part()
 
 
 class Parts:

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ranksight.agent import files
-from ranksight.agent.archive.schema import SCHEMAS
 from ranksight.agent.errors import RunDirError
 
 log = logging.getLogger(__name__)
@@ -105,8 +104,10 @@ class Store:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{kind}-{self._host}-{self._next:06d}.parquet"
         sink = pa.BufferOutputStream()
-        table = table.cast(_with_dictionaries(table, kind)).replace_schema_metadata(self._metadata)
-        pq.write_table(table, sink, compression="zstd", store_schema=False)
+        # Without the Arrow schema in the file, its dictionaries are strings to every reader.
+        with pq.ParquetWriter(sink, table.schema, compression="zstd", store_schema=False) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata(self._metadata)
         data = sink.getvalue()
         files.write_atomically(path, data)
         self._known.append((self._next, path, data.size, table.num_rows))
@@ -125,12 +126,3 @@ class Store:
     def _drop(self, rows: int) -> None:
         with self._lock:
             self._held = replace(self._held, dropped=self._held.dropped + rows)
-
-
-def _with_dictionaries(table: pa.Table, kind: str) -> pa.Schema:
-    """The schema of the files; dictionaries stay what they are, their columns are strings to every reader."""
-    fields = [
-        field if not pa.types.is_dictionary(table.schema.field(field.name).type) else table.schema.field(field.name)
-        for field in SCHEMAS[kind]
-    ]
-    return pa.schema(fields)
