@@ -54,6 +54,9 @@ look() {
 
 look "$@"
 if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  say "reading the lists of Debian packages"
+  apt-get -qq update </dev/null || say "apt-get update failed" >&2
+  look "$@" # the lists say in which package a program is
   say "installing Debian packages: ${missing[*]}"
   # The servers are started by the tests on ports of their own; as services they would listen on every interface.
   policy=/usr/sbin/policy-rc.d
@@ -62,8 +65,7 @@ if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/nu
     trap 'rm -f $policy' EXIT
   fi
   export DEBIAN_FRONTEND=noninteractive
-  { apt-get -qq update && apt-get -qq install -y --no-install-recommends "${missing[@]}"; } </dev/null ||
-    say "apt-get failed" >&2
+  apt-get -qq install -y --no-install-recommends "${missing[@]}" </dev/null || say "apt-get install failed" >&2
   look "$@"
 fi
 if [ ${#missing[@]} -gt 0 ]; then
