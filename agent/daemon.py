@@ -29,6 +29,7 @@ from ranksight.agent.findings import Finding
 from ranksight.agent.observer import Observer
 from ranksight.agent.parts import Surroundings
 from ranksight.agent.report.build import build
+from ranksight.agent.stopped import stacks
 
 log = logging.getLogger("ranksight.agent")
 
@@ -59,7 +60,9 @@ class _Daemon:
     def __init__(self, options: DaemonOptions) -> None:
         self._options = options
         surroundings = Surroundings(options.run_id, options.run_dir, options.config)
-        self._observer = Observer(options.ring_dir, run_id=options.run_id, surroundings=surroundings)
+        self._observer = Observer(
+            options.ring_dir, run_id=options.run_id, surroundings=surroundings, stacks_of=stacks.ask
+        )
         self._ending = asyncio.Event()
         self._failed_polls = 0
         self._said: set[tuple[str, tuple[int, ...]]] = set()

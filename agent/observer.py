@@ -42,6 +42,7 @@ from ranksight.agent.steps.host import HostWatch
 from ranksight.agent.steps.rank_steps import RankSteps, Steps
 from ranksight.agent.steps.table import StepTable
 from ranksight.agent.stopped.diagnosis import Diagnosis
+from ranksight.agent.stopped.stacks import Asker
 from ranksight.agent.stopped.witness import Witness
 from ranksight.hooks import wire
 from ranksight.hooks.records import RankIdentity
@@ -71,7 +72,7 @@ class Source:
 
 
 class Observer:
-    """Reads the rings in `ring_dir`; the folder may appear later. `clock_ns` and `proc` are the outside world."""
+    """Reads the rings in `ring_dir`; the folder may appear later. `clock_ns`, `proc`, `stacks_of`: the outside world."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class Observer:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         proc: Path = Path("/proc"),
         surroundings: Surroundings | None = None,
+        stacks_of: Asker | None = None,
     ) -> None:
         self.ring_dir, self.run_id = ring_dir, run_id or ring_dir.name
         self._clock_ns, self._proc = clock_ns, proc
@@ -91,7 +93,7 @@ class Observer:
         self.series = Series()
         self.steps = Steps()
         self.witness = Witness(socket.gethostname())
-        self.stops = Diagnosis()
+        self.stops = Diagnosis(asker=stacks_of)
         self.step_table = StepTable()
         self.slowdowns = StepDiagnosis()
         self.replicas = Replicas()

@@ -16,6 +16,7 @@ from ranksight.agent.detectors import dead, frozen, hang, mismatch, skipped, spl
 from ranksight.agent.findings import Finding, Severity
 from ranksight.agent.stopped.facts import JobFacts, Standing
 from ranksight.agent.stopped.limits import Limits
+from ranksight.agent.stopped.stacks import Asker, explain
 from ranksight.agent.stopped.standing import standings
 
 _RECOVERS = frozenset({"rank_not_joined", "collective_stuck", "rank_frozen"})
@@ -35,10 +36,11 @@ def detect(facts: JobFacts, limits: Limits) -> tuple[Finding, ...]:
 
 
 class Diagnosis:
-    """Findings about stopping ranks, latched over the polls of one job."""
+    """Findings about stopping ranks, latched over the polls of one job; `asker` reads the stacks of suspects."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, asker: Asker | None = None) -> None:
         self.limits = limits or Limits()
+        self._asker = asker
         self.findings: list[Finding] = []
         self._moved_at: list[int | None] = []  # per finding: the slowest rank's step when it was found
         self._epoch = -1
@@ -52,6 +54,9 @@ class Diagnosis:
         if self._holds(facts):
             return ()
         new = tuple(finding for finding in detect(facts, self.limits) if not self._known(finding))
+        if self._asker:
+            pids = {rank: known.pid for rank, known in facts.ranks.items() if known.alive}
+            new = tuple(explain(finding, pids, self._asker) for finding in new)
         self.findings += new
         self._moved_at += [_slowest(facts)] * len(new)
         return new
