@@ -33,7 +33,7 @@ class Archive(Part):
         if surroundings.run_dir is None:
             raise ValueError("an archive needs a run directory")
         settings = surroundings.config.archive
-        host = socket.gethostname()
+        self._host = host = socket.gethostname()
         metadata = {
             "ranksight.version": str(VERSION),
             "ranksight.run_id": surroundings.run_id,
@@ -77,7 +77,7 @@ class Archive(Part):
         self._store.close(CLOSE_SECONDS)
 
     def _flush(self, observer: Observer) -> None:
-        converter = self._converter = self._converter or Converter(observer.registry)
+        converter = self._converter = self._converter or Converter(self._host, observer.registry)
         if self._collectives:
             self._store.put("collectives", converter.collectives(self._collectives))
         if self._events:

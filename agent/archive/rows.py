@@ -57,8 +57,8 @@ def _unless(values: NDArray[Any], missing: NDArray[np.bool_], kind: str) -> pa.A
 class Converter:
     """Makes tables for one host; remembers the strings of all rings in one list."""
 
-    def __init__(self, registry: GroupRegistry) -> None:
-        self._registry = registry
+    def __init__(self, host: str, registry: GroupRegistry) -> None:
+        self._host, self._registry = host, registry
         self._strings: list[str] = []
         self._numbers: dict[str, int] = {}
         self._of_ring: dict[tuple[int, str], list[int]] = {}
@@ -74,6 +74,7 @@ class Converter:
         known = [entry.group for entry in self._registry.groups]
         members = [",".join(map(str, each.ranks)) for each in known]
         columns: dict[str, Any] = {
+            "host": self._hosts(len(rows)),
             "rank": np.repeat([source.rank for source, _ in found], counts).astype("i4"),
             "generation": generation.astype("i4"),
             "group": _words(group, [each.name for each in known]),
@@ -113,6 +114,7 @@ class Converter:
         what = np.where(action & (code < len(_ACTIONS)), code + len(_PHASES), what)
         generation = np.repeat([source.reader["generation"] for source, _, _ in found], counts)
         return _table("events", {
+            "host": self._hosts(len(rows)),
             "rank": np.repeat([source.rank for source, _, _ in found], counts).astype("i4"),
             "generation": generation.astype("i4"),
             "kind": _words(kind, _KINDS),
@@ -126,6 +128,9 @@ class Converter:
             "end_ns": _unless(rows["end_ns"], rows["end_ns"] == 0, "i8"),
             "values": _values(rows, counts, [extras for _, _, extras in found]),
         })  # fmt: skip
+
+    def _hosts(self, count: int) -> pa.Array:
+        return _words(np.zeros(count, np.int32), [self._host])
 
     def _string_numbers(self, source: Source, table: str) -> list[int]:
         """Numbers in the common list by the ring's own, -1 for "none"."""

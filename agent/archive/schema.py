@@ -29,6 +29,7 @@ class Column:
 
 _I4, _I8, _STRING, _BOOL = pa.int32(), pa.int64(), pa.string(), pa.bool_()
 _WHO = (
+    Column("host", _STRING, "Host of the rank: times of one host are on one clock."),
     Column("rank", _I4, "Global rank."),
     Column("generation", _I4, "Restarts of the job before this process."),
 )

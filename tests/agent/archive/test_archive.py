@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -82,7 +83,7 @@ def test_operations_come_back_as_they_were(archived: Path) -> None:
     rows = open_archive(archived).collectives(step=3).sort_by([("rank", "ascending"), ("enqueue_ns", "ascending")])
     late, sent = rows.to_pylist()[2:]
     assert late == late | {
-        "rank": 1, "generation": 0, "group": "0", "axis": "dp", "members": "0,1", "seq": 0, "op": "all_reduce",
+        "host": socket.gethostname(), "rank": 1, "generation": 0, "group": "0", "axis": "dp", "members": "0,1", "seq": 0, "op": "all_reduce",
         "peer": None, "reduce_op": "sum", "dtype": "float32", "bytes": 4096, "fingerprint": None, "microbatch": None,
         "stage": 1, "call_site": "train.py:12 main", "enqueue_ns": 1005 * MS, "complete_ns": 1006 * MS,
         "wait_begin_ns": None, "asynchronous": False,
@@ -137,7 +138,7 @@ def table(number: int, rows: int = 1000) -> pa.Table:
         field.name: pa.nulls(rows, field.type) if field.name != "values" else pa.array(values, field.type)
         for field in schema.SCHEMAS["events"]
     }
-    return pa.table(columns).set_column(5, "step", pa.array([number] * rows, pa.int64()))
+    return pa.table(columns).set_column(6, "step", pa.array([number] * rows, pa.int64()))
 
 
 METADATA = {
