@@ -83,7 +83,8 @@ def test_operations_come_back_as_they_were(archived: Path) -> None:
     rows = open_archive(archived).collectives(step=3).sort_by([("rank", "ascending"), ("enqueue_ns", "ascending")])
     late, sent = rows.to_pylist()[2:]
     assert late == late | {
-        "host": socket.gethostname(), "rank": 1, "generation": 0, "group": "0", "axis": "dp", "members": "0,1", "seq": 0, "op": "all_reduce",
+        "host": socket.gethostname(), "rank": 1, "generation": 0,
+        "group": "0", "axis": "dp", "members": "0,1", "seq": 0, "op": "all_reduce",
         "peer": None, "reduce_op": "sum", "dtype": "float32", "bytes": 4096, "fingerprint": None, "microbatch": None,
         "stage": 1, "call_site": "train.py:12 main", "enqueue_ns": 1005 * MS, "complete_ns": 1006 * MS,
         "wait_begin_ns": None, "asynchronous": False,
