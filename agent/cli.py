@@ -93,6 +93,21 @@ def report_command(
         table.render(found, Console(), str(path))
 
 
+@app.command("trace")
+def trace_command(
+    run_dir: Annotated[Path, typer.Argument(help="Directory of a run; it may still run.")],
+    step: Annotated[int, typer.Option(min=0, help="Training step.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write.", show_default="trace-step-N.json in the directory")
+    ] = None,
+) -> None:
+    """Write one step of all ranks as a timeline, to be opened in Perfetto or chrome://tracing."""
+    from ranksight.agent.traces.command import write_trace
+
+    path = write_trace(run_dir, step, out)
+    sys.stdout.write(f"{path}: open it in https://ui.perfetto.dev\n")
+
+
 @app.command("doctor")
 def doctor_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
