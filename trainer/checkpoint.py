@@ -58,7 +58,7 @@ class Checkpoints:
 
     def __init__(self, config: Config, corpus_digest: str) -> None:
         self._config = config.checkpoint
-        self._folder = Path(config.checkpoint.folder)
+        self.folder = Path(config.checkpoint.folder)
         self._identity = {
             "model": asdict(config.model),
             "seed": config.train.seed,
@@ -71,13 +71,13 @@ class Checkpoints:
         self._publisher = ThreadPoolExecutor(1, "publish")
         self._pending: Future[None] | None = None
         if self._leader and config.checkpoint.folder:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            manifest.discard_drafts(self._folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            manifest.discard_drafts(self.folder)
 
     def save(self, state: dict[str, Tensor], step: int, cursor: int) -> None:
         """Write the state after `step` steps. Waits for an earlier background write first."""
         self.settle()
-        draft = manifest.draft_path(self._folder, step)
+        draft = manifest.draft_path(self.folder, step)
         if self._leader and draft.exists():
             # No other rank writes a shard before rank 0 has joined the planning inside save.
             shutil.rmtree(draft)
@@ -135,7 +135,7 @@ class Checkpoints:
         if resume != "latest":
             return Found(Path(resume), manifest.verify(Path(resume)))
         passed_over: list[str] = []
-        for path in manifest.complete(self._folder):
+        for path in manifest.complete(self.folder):
             try:
                 return Found(path, manifest.verify(path), passed_over)
             except manifest.CheckpointDamaged as error:
@@ -146,5 +146,5 @@ class Checkpoints:
         if written is not None:
             written.result()
         if self._leader:
-            manifest.publish(draft, manifest.final_path(self._folder, facts["step"]), facts)
-            manifest.retain(self._folder, self._config.keep)
+            manifest.publish(draft, manifest.final_path(self.folder, facts["step"]), facts)
+            manifest.retain(self.folder, self._config.keep)

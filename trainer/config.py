@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ranksight.trainer.faults.injection import Injection
+
 VOCABULARY = 256  # a token is a byte
 
 
@@ -220,6 +222,7 @@ class Config:
     plan: ParallelPlan = field(default_factory=ParallelPlan)
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    faults: tuple[Injection, ...] = ()
 
     def __post_init__(self) -> None:
         _raise_all(self._problems())
@@ -259,3 +262,5 @@ class Config:
                 f"batch {train.batch} is no multiple of dp {plan.dp} x microbatches {plan.microbatches}"
                 f" = {plan.dp * plan.microbatches}"
             )
+        for injection in self.faults:
+            yield from injection.problems(plan, train.steps, bool(self.checkpoint.folder), bool(self.checkpoint.resume))

@@ -4,6 +4,7 @@
       run.toml   [plan] pp = 4        -> {"pp": 4}
       argv       --pp 2 --dp 2        -> {"pp": 2, "dp": 2}   wins over the file
       Config     model, plan, train, checkpoint, with the defaults of config.py for the rest
+      faults     [[fault]] tables of the file and --fault options, added up
 
 The options are the fields of the config parts: nothing is named twice. Unknown keys are errors, in the file as on the
 command line.
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ranksight.trainer.config import CheckpointConfig, Config, ConfigError, ModelConfig, ParallelPlan, TrainConfig
+from ranksight.trainer.faults.injection import FaultError, Injection
 
 PARTS: dict[str, type[Any]] = {
     "model": ModelConfig,
@@ -31,15 +33,24 @@ PARTS: dict[str, type[Any]] = {
 def parse(argv: Sequence[str]) -> Config:
     """The configuration in force. ConfigError when it can't work; SystemExit for --help and unknown options."""
     given = vars(_parser().parse_args(argv))
-    path = given.pop("config")
-    tables = read_toml(Path(path)) if path else {}
-    return build(tables, given)
+    path, asked = given.pop("config"), given.pop("fault")
+    tables, faults = read_toml(Path(path)) if path else ({}, [])
+    try:
+        faults += [Injection.parse(text) for text in asked]
+    except FaultError as error:
+        raise ConfigError(str(error)) from error
+    return build(tables, given, faults)
 
 
-def build(tables: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None = None) -> Config:
+def build(
+    tables: Mapping[str, Mapping[str, Any]],
+    given: Mapping[str, Any] | None = None,
+    faults: Sequence[Injection] = (),
+) -> Config:
     """A config from tables of a file and single options, which win."""
     single = given or {}
-    parts, problems = {}, []
+    parts: dict[str, Any] = {}
+    problems = []
     for name, part in PARTS.items():
         own = {f.name: single[f.name] for f in dataclasses.fields(part) if f.name in single}
         try:
@@ -48,18 +59,19 @@ def build(tables: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | No
             problems.append(str(error))
     if problems:
         raise ConfigError("; ".join(problems))
-    return Config(**parts)
+    return Config(**parts, faults=tuple(faults))
 
 
-def read_toml(path: Path) -> dict[str, dict[str, Any]]:
-    """The tables of a TOML file. ConfigError names the file and the key that is unknown or of the wrong type."""
+def read_toml(path: Path) -> tuple[dict[str, dict[str, Any]], list[Injection]]:
+    """The tables and faults of a file. ConfigError names the file and the key that is unknown or of the wrong type."""
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    faults = _faults(tables.pop("fault", []), path)
     for name, table in tables.items():
         if name not in PARTS or not isinstance(table, dict):
-            raise ConfigError(f"{path}: {name!r} is none of the tables {', '.join(PARTS)}")
+            raise ConfigError(f"{path}: {name!r} is none of the tables {', '.join(PARTS)}, [[fault]]")
         fields = {f.name: f for f in dataclasses.fields(PARTS[name])}
         for key, value in table.items():
             if key not in fields:
@@ -69,7 +81,16 @@ def read_toml(path: Path) -> dict[str, dict[str, Any]]:
                 table[key] = float(value)
             elif type(value) is not wanted:
                 raise ConfigError(f"{path}: [{name}] {key} = {value!r} is no {wanted.__name__}")
-    return tables
+    return tables, faults
+
+
+def _faults(tables: Any, path: Path) -> list[Injection]:
+    if not isinstance(tables, list):
+        raise ConfigError(f"{path}: 'fault' is no array of tables: write [[fault]]")
+    try:
+        return [Injection.of(table, f"{path}: [[fault]] {number}") for number, table in enumerate(tables, 1)]
+    except FaultError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--config", default=None, metavar="FILE", help="TOML file; options on the command line win")
+    parser.add_argument(
+        "--fault", action="append", default=[], metavar="KIND[:rank=R,step=S,size=X]",
+        help="a fault to put in, may be repeated; kinds and sizes are in docs/faults.md",
+    )  # fmt: skip
     for name, part in PARTS.items():
         group = parser.add_argument_group(name)
         for f in dataclasses.fields(part):

@@ -18,6 +18,9 @@ from ranksight.trainer import observe
 from ranksight.trainer.checkpoint import Checkpoints, training_state
 from ranksight.trainer.config import Config
 from ranksight.trainer.corpus import Corpus, python_help
+from ranksight.trainer.faults.injector import Injector
+from ranksight.trainer.faults.processes import DataExhausted
+from ranksight.trainer.faults.scene import Place
 from ranksight.trainer.meshes import make_meshes
 from ranksight.trainer.model import Transformer
 from ranksight.trainer.parallelize import parallelize
@@ -64,6 +67,7 @@ class Trainer:
         self.checkpoints = Checkpoints(config, self.corpus.digest)
         self.step = 0  # steps done
         self.cursor = 0  # next sample of the corpus
+        self.faults = Injector(config.faults, self)
 
     def _build_parts(self) -> None:
         """The stages of this rank, spread over their meshes, and what runs them."""
@@ -102,6 +106,7 @@ class Trainer:
             return False
         with observe.phase("load"):
             self.step, self.cursor = self.checkpoints.load(found.path, found.facts, self._state())
+        self.faults.at(Place.RESUMED, self.step)
         say(f"resumed from {found.path} after step {self.step}, data cursor {self.cursor}")
         return True
 
@@ -112,21 +117,28 @@ class Trainer:
         every, folder = self.config.checkpoint.every, self.config.checkpoint.folder
         stopped = False
         while self.step < self.config.train.steps and not stopped:
-            report, stopped = self.train_step()
+            try:
+                report, stopped = self.train_step()
+            except DataExhausted:
+                break
             reports.append(report)
             on_report(report)
             ends = stopped or self.step == self.config.train.steps
             if folder and (ends or (every and self.step % every == 0)):
+                self.faults.at(Place.SAVING, self.step)
                 with observe.phase("checkpoint"):
                     self.checkpoints.save(self._state(), self.step, self.cursor)
+                self.faults.at(Place.SAVED, self.step)
         self.checkpoints.close()
         return reports
 
     def train_step(self) -> tuple[Report, bool]:
         """One step; the flag says that all ranks leave after it."""
         begin = time.perf_counter()
+        self.faults.begin(self.step)
         share = self.config.train.batch // self.config.plan.dp
         with observe.phase("data"):
+            self.faults.at(Place.DATA, self.step)
             batch = self.corpus.batch(self.cursor + self.meshes.dp_rank * share, share)
             inputs_BS, targets_BS = batch.inputs_BS.to(self.device), batch.targets_BS.to(self.device)
         observe.batch(batch, self.cursor)
@@ -134,11 +146,13 @@ class Trainer:
             router.start_step()
 
         loss = self.forward_backward(inputs_BS, targets_BS)
+        self.faults.at(Place.REDUCED, self.step)
         stats = self.stats.exchange(self.step, loss, self._asked_to_stop())
         with observe.phase("optimizer"):
             self._update(stats)
 
         observe.step(self.step, stats, self.routers, self.config.tokens_per_step)
+        self.faults.at(Place.END, self.step)
         self.step += 1
         self.cursor += self.config.train.batch
         return self._report(stats, time.perf_counter() - begin), stats.stop
