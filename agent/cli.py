@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +33,17 @@ app = typer.Typer(
 
 Host = Annotated[str, typer.Option(help="Address that metrics are served on.")]
 Port = Annotated[int, typer.Option(help="Port for metrics; the next free one is taken when it is in use, 0 takes any.")]
+
+
+
+class ReportFormat(StrEnum):
+    """What `ranksight report` prints."""
+
+    TABLE = "table"
+    MD = "md"
+    JSON = "json"
+    HTML = "html"
+
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="ranksight.toml with settings of the agent.")]
 
@@ -82,13 +94,27 @@ def agent_command(
 @app.command("report")
 def report_command(
     run_dir: Annotated[Path, typer.Argument(help="Directory of a run.")],
-    json_output: Annotated[bool, typer.Option("--json", help="Print report.json itself.")] = False,
+    form: Annotated[
+        ReportFormat, typer.Option("--format", help="A table, Markdown, report.json itself, or report.html made anew.")
+    ] = ReportFormat.TABLE,
+    json_output: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Show the report of a run."""
+    """Show the report of a run. `--format html` writes report.html into the directory and prints its path.
+
+    Example: ranksight report runs/today --format md
+    """
     path = run_dir / "report.json"
     found = files.read_json(path)
-    if json_output:
+    if json_output or form is ReportFormat.JSON:
         sys.stdout.write(path.read_text())
+    elif form is ReportFormat.MD:
+        from ranksight.agent.report import markdown
+
+        sys.stdout.write(markdown.render(found))
+    elif form is ReportFormat.HTML:
+        from ranksight.agent.page import pages
+
+        sys.stdout.write(f"{pages.write(run_dir, found)}\n")
     else:
         table.render(found, Console(), str(path))
 

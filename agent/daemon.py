@@ -3,7 +3,7 @@
     every POLL_SECONDS    Observer.poll
     every REPORT_SECONDS  report.json, so that there is one whatever happens to this process
     SIGUSR1               the job was asked to end: ranks that end from now on are no fault
-    SIGTERM, SIGINT       final read, last report, exit 0
+    SIGTERM, SIGINT       final read, last report, report.html, exit 0
     parent gone           the same: an agent outlives its `ranksight run` by one poll
 
 One event loop does it all; HTTP answers between two polls. Nothing here talks to a rank but through its ring.
@@ -27,6 +27,7 @@ from ranksight.agent.config import Config
 from ranksight.agent.export import http
 from ranksight.agent.findings import Finding
 from ranksight.agent.observer import Observer
+from ranksight.agent.page import pages
 from ranksight.agent.parts import Surroundings
 from ranksight.agent.report.build import build
 from ranksight.agent.stopped import stacks
@@ -79,7 +80,7 @@ class _Daemon:
         if self._options.run_dir:
             address = {"pid": os.getpid(), "host": self._options.host, "port": port, "run_id": self._options.run_id}
             files.write_json(self._options.run_dir / files.AGENT_FILE, address)
-        server = http.server(http.app(self._observer, self._report))
+        server = http.server(http.app(self._observer, self._report, self._run_info))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             await self._watch()
@@ -100,6 +101,7 @@ class _Daemon:
         self._read(self._observer.final)
         self._write_report()
         self._complete_run_info()
+        self._write_page()
 
     def _complete_run_info(self) -> None:
         """Add to run.json what only the ranks could say: the layout of the job and facts about its data."""
@@ -139,6 +141,19 @@ class _Daemon:
                 files.write_json(self._options.run_dir / "report.json", self._report())
             except Exception:
                 log.exception("report.json could not be written")
+
+    def _write_page(self) -> None:
+        if self._options.run_dir:
+            try:
+                pages.write(self._options.run_dir, self._report())
+            except Exception:
+                log.exception("report.html could not be written")
+
+    def _run_info(self) -> dict[str, Any]:
+        """run.json, or nothing where this agent has no run directory or was not started by `ranksight run`."""
+        path = (self._options.run_dir or Path()) / "run.json"
+        found: dict[str, Any] = files.read_json(path) if self._options.run_dir and path.exists() else {}
+        return found
 
     def _say_new(self) -> None:
         """Print each finding once, when it is found, in one block."""

@@ -74,13 +74,22 @@ Maker = Callable[[Surroundings], Part]
 
 def makers() -> tuple[Maker, ...]:
     """The parts of every agent, in the order in which they work."""
-    return (_archive,)
+    return (
+        _archive,
+        _history,
+    )
 
 
 def _archive(surroundings: Surroundings) -> Part:
     from ranksight.agent.archive.part import Archive
 
     return Archive(surroundings) if surroundings.run_dir else Part()
+
+
+def _history(surroundings: Surroundings) -> Part:
+    from ranksight.agent.page.history import History
+
+    return History(surroundings)
 
 
 class Parts:

@@ -1,5 +1,6 @@
 """The agent's HTTP side: read-only routes on loopback.
 
+/            the live page, and what it asks for (see page.routes)
 /metrics     for Prometheus: text, or OpenMetrics (with exemplars) when asked for; gzip level 1
 /healthz     is the agent alive, and how long ago did it last read the rings
 /api/report  report.json as it stands now
@@ -24,13 +25,16 @@ from starlette.routing import Route
 
 from ranksight.agent.errors import RanksightError
 from ranksight.agent.observer import Observer
+from ranksight.agent.page import routes as page
 
 PORTS_TRIED = 100
 MIN_GZIP_BYTES = 2048
 
 
-def app(observer: Observer, report: Callable[[], dict[str, Any]]) -> Starlette:
-    """The routes over an observer that is polled elsewhere."""
+def app(
+    observer: Observer, report: Callable[[], dict[str, Any]], run: Callable[[], dict[str, Any]] = dict
+) -> Starlette:
+    """The routes over an observer that is polled elsewhere; `run` gives run.json."""
 
     async def metrics(request: Request) -> Response:
         openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")
@@ -49,6 +53,7 @@ def app(observer: Observer, report: Callable[[], dict[str, Any]]) -> Starlette:
 
     return Starlette(
         routes=[
+            *page.routes(report, run),
             Route("/metrics", metrics),
             Route("/healthz", healthz),
             Route("/api/report", current_report),
