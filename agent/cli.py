@@ -179,6 +179,18 @@ def whatif_command(
     whatif(path, json_output)
 
 
+@app.command("why")
+def why_command(
+    run_dir: Annotated[Path, typer.Argument(metavar="D", help="Folder of a run.")],
+    step: Annotated[int, typer.Option("--step", help="The step to ask about, counted from 0.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = False,
+) -> None:
+    """Go from a bad step back to the first thing that went wrong, and forward to what that touched."""
+    from ranksight.agent.why.command import why
+
+    why(run_dir, step, json_output)
+
+
 policy_app = typer.Typer(help="Stop conditions: check a file, try it on recorded runs.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 

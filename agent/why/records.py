@@ -1,0 +1,160 @@
+"""What `ranksight why` looks at: the operations and events of the steps around the one that is asked about.
+
+    archive.read.Archive, step -> window -> Window(calls by rank in order of time, spans, measured numbers, checkpoints)
+
+Times are CLOCK_MONOTONIC nanoseconds. None is "not known".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ranksight.agent.archive.read import Archive
+
+STEPS_BEFORE = 20  # steps that say what is usual
+STEPS_AFTER = 5
+_P2P = frozenset({"send", "recv", "recv_any_source"})
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operation on one rank. `blocked_ns`: when its caller stood still, None when it did not or nobody saw it."""
+
+    rank: int
+    key: Key  # equal for all members of an instance
+    op: str
+    axis: str
+    step: int
+    bytes: int
+    site: str | None
+    enqueue_ns: int
+    complete_ns: int | None
+    blocked_ns: tuple[int, int] | None
+    stage: int | None = None
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What calls have in common that should take the same time."""
+        return (self.op, self.axis, self.bytes, self.site)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that lasted on a rank: a step, phase, garbage collection, checkpoint."""
+
+    rank: int
+    kind: str
+    what: str | None
+    step: int
+    begin_ns: int
+    end_ns: int
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A loss or gradient norm at the moment it was known."""
+
+    rank: int
+    kind: str
+    step: int
+    at_ns: int
+    value: float
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return "loss" if self.kind == "loss" else "gradient norm"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Everything about some steps: `calls[r]` in order of time."""
+
+    step: int
+    calls: Mapping[int, tuple[Call, ...]]
+    spans: tuple[Span, ...]
+    numbers: tuple[Number, ...]
+    hosts: int = 1
+
+    def steps_of(self, rank: int) -> dict[int, Span]:
+        """Finished step spans of a rank by step."""
+        return {span.step: span for span in self.spans if span.kind == "step" and span.rank == rank}
+
+    def members(self) -> dict[Key, list[Call]]:
+        """The calls of each instance."""
+        found: dict[Key, list[Call]] = {}
+        for calls in self.calls.values():
+            for call in calls:
+                found.setdefault(call.key, []).append(call)
+        return found
+
+
+def window(archive: Archive, step: int, before: int = STEPS_BEFORE, after: int = STEPS_AFTER) -> Window:
+    """The steps from `before` the one asked about to `after` it, and all checkpoints and numbers of the run."""
+    numbered = range(max(step - before, -1), step + after + 1)
+    calls: dict[int, list[Call]] = {}
+    for number in numbered:
+        for row in archive.collectives(number).to_pylist():
+            calls.setdefault(row["rank"], []).append(_call(row))
+    events = archive.events()
+    rows = events.filter(_either(events, {"loss", "grad_norm", "checkpoint"}, numbered)).to_pylist()
+    spans = [_span(row) for row in rows if row["end_ns"] is not None and row["kind"] in {"step", "phase", "gc", "data", "checkpoint"}]
+    numbers = [
+        Number(row["rank"], row["kind"], row["step"], row["begin_ns"], row["values"][0])
+        for row in rows
+        if row["kind"] in {"loss", "grad_norm"} and row["values"]
+    ]
+    return Window(
+        step,
+        {rank: tuple(sorted(mine, key=lambda call: call.enqueue_ns)) for rank, mine in sorted(calls.items())},
+        tuple(sorted(spans, key=lambda span: span.begin_ns)),
+        tuple(sorted(numbers, key=lambda number: (number.step, number.at_ns))),
+        len(archive.wall_offset_ns),
+    )
+
+
+def _either(events: Any, kinds: Iterable[str], steps: range) -> Any:
+    import pyarrow.compute as pc
+
+    of_kind = pc.is_in(events.column("kind"), value_set=_array(kinds))
+    step = events.column("step")
+    return pc.or_(of_kind, pc.and_(pc.greater_equal(step, steps.start), pc.less(step, steps.stop)))
+
+
+def _array(values: Iterable[str]) -> Any:
+    import pyarrow as pa
+
+    return pa.array(sorted(values))
+
+
+def _call(row: Mapping[str, Any]) -> Call:
+    return Call(
+        row["rank"], _key(row), row["op"], row["axis"], row["step"], row["bytes"], row["call_site"], row["enqueue_ns"],
+        row["complete_ns"], _blocked(row), row["stage"],
+    )  # fmt: skip
+
+
+def _key(row: Mapping[str, Any]) -> Key:
+    group = (row["generation"], row["group"], row["incarnation"], row["members"])
+    if row["op"] not in _P2P:
+        return (*group, row["seq"])
+    pair = (row["rank"], row["peer"]) if row["op"] == "send" else (row["peer"], row["rank"])
+    return (*group, pair, row["tag"], row["seq"])
+
+
+def _blocked(row: Mapping[str, Any]) -> tuple[int, int] | None:
+    if row["wait_begin_ns"] is not None and row["wait_end_ns"] is not None:
+        return (row["wait_begin_ns"], row["wait_end_ns"])
+    if row["asynchronous"] or row["return_ns"] is None:
+        return None
+    return (row["enqueue_ns"], row["return_ns"])
+
+
+def _span(row: Mapping[str, Any]) -> Span:
+    return Span(row["rank"], row["kind"], row["what"], row["step"], row["begin_ns"], row["end_ns"], row["text"])
