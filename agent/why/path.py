@@ -58,10 +58,11 @@ class Blocks:
         return self._calls[rank][place - 1] if place else None
 
 
-def critical_path(
-    window: Window, rank: int, end_ns: int, begin_ns: int, into: Call | None = None
-) -> list[Leg]:
-    """Legs from `end_ns` on `rank` back to `begin_ns`. `into`: the operation that the rank went into at `end_ns`."""
+def critical_path(window: Window, rank: int, end_ns: int, begin_ns: int, into: Call | None = None) -> list[Leg]:
+    """Legs from `end_ns` on `rank` back to the one that reaches `begin_ns` or goes beyond it, whole.
+
+    `into`: the operation that the rank went into at `end_ns`.
+    """
     blocks, members = Blocks(window), window.members()
     legs: list[Leg] = []
     at, before = end_ns, into
@@ -72,12 +73,14 @@ def critical_path(
             break
         stood_from, stood_to = call.blocked_ns
         if stood_to < at:
-            legs.append(Leg(rank, max(stood_to, begin_ns), at, None, call, before))
+            legs.append(Leg(rank, stood_to, at, None, call, before))
+        if stood_to <= begin_ns:
+            break
         last = last_arriver(call, members)
         came_later = last.rank != rank and last.enqueue_ns > stood_from
         moved_to = min(last.enqueue_ns if came_later else stood_from, stood_to)
         if moved_to < stood_to:
-            legs.append(Leg(rank, max(moved_to, begin_ns), stood_to, call, None, None))
+            legs.append(Leg(rank, moved_to, stood_to, call, None, None))
         if came_later:
             rank, before = last.rank, last
         else:

@@ -7,8 +7,9 @@ Times are CLOCK_MONOTONIC nanoseconds. None is "not known".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import bisect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One operation on one rank. `blocked_ns`: when its caller stood still, None when it did not or nobody saw it."""
+    """One operation on one rank. `blocked_ns`: when its caller stood still; None when it never came back."""
 
     rank: int
     key: Key  # equal for all members of an instance
@@ -112,7 +113,7 @@ def window(archive: Archive, step: int, before: int = STEPS_BEFORE, after: int =
     ]
     return Window(
         step,
-        {rank: tuple(sorted(mine, key=lambda call: call.enqueue_ns)) for rank, mine in sorted(calls.items())},
+        {rank: tuple(_with_unseen_waits(mine)) for rank, mine in sorted(calls.items())},
         tuple(sorted(spans, key=lambda span: span.begin_ns)),
         tuple(sorted(numbers, key=lambda number: (number.step, number.at_ns))),
         len(archive.wall_offset_ns),
@@ -153,7 +154,23 @@ def _blocked(row: Mapping[str, Any]) -> tuple[int, int] | None:
         return (row["wait_begin_ns"], row["wait_end_ns"])
     if row["asynchronous"] or row["return_ns"] is None:
         return None
-    return (row["enqueue_ns"], row["return_ns"])
+    return (row["enqueue_ns"], max(row["return_ns"], row["complete_ns"] or 0))
+
+
+def _with_unseen_waits(calls: Iterable[Call]) -> Iterator[Call]:
+    """Calls in order of time, all that came back with the time for which their caller stood still.
+
+    A wait that C++ code did (DDP's) is not seen. What is known is that the rank called nothing from its last call before
+    the completion on, and that is taken for the wait.
+    """
+    ordered = sorted(calls, key=lambda call: call.enqueue_ns)
+    entered = [call.enqueue_ns for call in ordered]
+    for call in ordered:
+        if call.blocked_ns is None and call.complete_ns is not None:
+            last = entered[bisect.bisect_right(entered, call.complete_ns) - 1]
+            yield replace(call, blocked_ns=(last, call.complete_ns))
+        else:
+            yield call
 
 
 def _span(row: Mapping[str, Any]) -> Span:
