@@ -29,11 +29,30 @@ class ArchiveSection(Section):
     """A file is written at least so often: an agent that is killed costs the records since its last one."""
 
 
+class TracesSection(Section):
+    """One OpenTelemetry trace per kept training step, sent over OTLP/HTTP."""
+
+    endpoint: str | None = Field(default=None, pattern=r"^https?://.+")
+    """Where traces go, path included: `http://collector:4318/v1/traces`. Without it there are none."""
+    headers: dict[str, str] = {}
+    """Sent with every request, for collectors that want a token."""
+    service_name: str = "training"
+    """`service.name` of the traces."""
+    every: int = Field(default=100, ge=1)
+    """Every so many steps one is kept, whatever happened in it."""
+    slow_factor: float = Field(default=1.5, gt=1)
+    """A step that takes so many times the median of the last 100 is kept."""
+    spans_per_second: float = Field(default=200.0, gt=0)
+    """No more than these are sent on average, over all ranks of the host; a minute of it may be saved up."""
+
+
 class Config(Section):
     """The whole file."""
 
     archive: ArchiveSection = ArchiveSection()
     """The archive of records."""
+    traces: TracesSection = TracesSection()
+    """Traces of training steps."""
 
 
 class ConfigError(RanksightError):

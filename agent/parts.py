@@ -77,6 +77,7 @@ def makers() -> tuple[Maker, ...]:
     return (
         _archive,
         _history,
+        _traces,
     )
 
 
@@ -90,6 +91,14 @@ def _history(surroundings: Surroundings) -> Part:
     from ranksight.agent.page.history import History
 
     return History(surroundings)
+
+
+def _traces(surroundings: Surroundings) -> Part:
+    if surroundings.config.traces.endpoint is None:
+        return Part()
+    from ranksight.agent.traces.part import Traces
+
+    return Traces(surroundings)
 
 
 class Parts:
