@@ -268,6 +268,11 @@ METRICS: tuple[Spec, ...] = (
         "ranksight_agent_exposition_seconds_total", _C, "seconds", (),
         "CPU time the agent spent rendering metrics.", _AGENT,
     ),
+    Spec(
+        "ranksight_trace_spans_total", _C, "", ("fate",),
+        "Spans of kept steps by what became of them: `sent`, `failed`, `dropped_queue`, `dropped_budget`; with `[traces]` only.",
+        _AGENT,
+    ),
 )  # fmt: skip
 BY_NAME = {spec.name: spec for spec in METRICS}
 

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from opentelemetry.exporter.otlp.proto.http import Compression
@@ -108,8 +108,7 @@ class Traces(Part):
             facts = facts or rank_facts(observer)
             collectives = [(held[0], pick(held[1], held[1]["step"] == step)) for held in self._held]
             events = [(held[0], _events_of(held[2], step), held[3]) for held in self._held]
-            spans = sum(len(rows) for _, rows in collectives)
-            spans += sum(int(np.isin(rows["kind"], _SPANS).sum()) for _, rows, _ in events)
+            spans = _count(collectives, events)
             if not self._budget.take(spans, now_ns):
                 self._sender.count("dropped_budget", spans)
                 continue
@@ -140,9 +139,9 @@ class Traces(Part):
 
     def _let_go(self, until: int) -> None:
         kept: list[Held] = []
-        for source, collectives, events, extras in self._held:
-            collectives = pick(collectives, collectives["step"] > until)
-            events = pick(events, events["step"] > until)
+        for source, operations, said, extras in self._held:
+            collectives = pick(operations, operations["step"] > until)
+            events = pick(said, said["step"] > until)
             if len(collectives) or len(events):
                 kept.append((source, collectives, events, extras if len(events) else {}))
         self._held = kept
@@ -168,6 +167,14 @@ def _left_by_all(observer: Observer) -> int:
         current = source.reader["step"]
         limits.append(min(current, int(open_rows["step"].min())) if len(open_rows) else current)
     return min(limits, default=STARTUP) - 1
+
+
+def _count(collectives: list[tuple[Source, Rows]], events: list[tuple[Source, Rows, Extras]]) -> int:
+    """Spans that `Spans.of` will make of these records."""
+    ranks = {source.rank for source, rows in collectives if len(rows)}
+    ranks |= {source.rank for source, rows, _ in events if len(rows)}
+    of_events = sum(int(np.isin(rows["kind"], _SPANS).sum()) for _, rows, _ in events)
+    return sum(len(rows) for _, rows in collectives) + of_events + len(ranks) + (0 in ranks)
 
 
 def _events_of(events: Rows, step: int) -> Rows:

@@ -50,6 +50,7 @@ class Sender:
         self._queue: queue.Queue[Parcel | None] = queue.Queue(WAITING_STEPS)
         self._lock = threading.Lock()
         self._fates: Counter[str] = Counter()
+        self._under_way = 0  # spans of the parcel in the thread's hands
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ranksight-traces", daemon=True)
         self._thread.start()
@@ -85,6 +86,7 @@ class Sender:
         while not self._queue.empty():
             left = self._queue.get_nowait()
             self.count("dropped_queue", left.spans if left else 0)
+        self._settle("failed", None)  # a request that nobody answers may still be under way
 
     def _work(self) -> None:
         while not self._closing.is_set() and (parcel := self._queue.get()) is not None:
@@ -92,17 +94,23 @@ class Sender:
                 self._send(parcel)
             except Exception:
                 log.exception("step %d was not sent", parcel.step)
-                self.count("failed", parcel.spans)
+                self._settle("failed", None)
 
     def _send(self, parcel: Parcel) -> None:
+        with self._lock:
+            self._under_way = parcel.spans
         seen = view(parcel.step, parcel.collectives, parcel.events, parcel.offsets)
-        if not seen.ranks:
-            return
-        spans = self._spans.of(seen, parcel.facts, parcel.reason)
+        spans = self._spans.of(seen, parcel.facts, parcel.reason) if seen.ranks else []
+        with self._lock:
+            self._under_way = len(spans)
         for begin in range(0, len(spans), SPANS_AT_ONCE):
             some = spans[begin : begin + SPANS_AT_ONCE]
-            if self._closing.is_set():
-                self.count("dropped_queue", len(some))
-                continue
-            done = self._exporter.export(some) is SpanExportResult.SUCCESS
-            self.count("sent" if done else "failed", len(some))
+            done = not self._closing.is_set() and self._exporter.export(some) is SpanExportResult.SUCCESS
+            self._settle("sent" if done else "failed", len(some))
+
+    def _settle(self, fate: str, spans: int | None) -> None:
+        """Note what became of some spans under way, or of all of them; those are counted once, whoever comes first."""
+        with self._lock:
+            settled = self._under_way if spans is None else min(spans, self._under_way)
+            self._under_way -= settled
+            self._fates[fate] += settled

@@ -92,7 +92,7 @@ class Spans:
         self._finished.spans = []
         self._ids.trace = int(trace_id(self._run_id, view.step), 16)
         root = self._context(view.step, "step")
-        whole = [span for span in view.spans if span.kind == "step"] or list(view.records)
+        whole = tuple(span for span in view.spans if span.kind == "step") or view.records
         begin, end = min(item.begin_ns for item in whole), max(item.end_ns or view.end_ns for item in whole)
         if view.ranks[0] == 0:
             about = {"dl.iteration": view.step, "ranksight.kept_because": reason, "nemo.run.id": self._run_id}

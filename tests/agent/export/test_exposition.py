@@ -59,12 +59,15 @@ def comparable(families: object) -> dict[tuple[str, tuple[tuple[str, str], ...]]
     }
 
 
+WHEN_CONFIGURED = {"ranksight_trace_spans_total"}  # of parts that are off by default
+
+
 def test_text_parses_and_has_every_metric_of_the_catalogue(busy: Host) -> None:
     body, content_type = busy.observer.exposition()
     families = list(parse_text(body.decode()))
     assert content_type == exposition.TEXT
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families if family.samples}
-    assert names == {spec.name for spec in catalog.METRICS}
+    assert names == {spec.name for spec in catalog.METRICS} - WHEN_CONFIGURED
     for family in families:
         spec = catalog.BY_NAME[family.name + ("_total" if family.type == "counter" else "")]
         assert family.type == spec.type
