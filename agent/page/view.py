@@ -25,7 +25,7 @@ SECTIONS = {
     "verdict": "Verdict",
     "stop": "Stop",
     "findings": "Findings",
-    "steps": "Step time",
+    "steps": "Step time and loss",
     "costs": "Where time and money went",
     "waits": "Who is waited for",
     "pipeline": "Pipeline",

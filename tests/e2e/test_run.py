@@ -76,7 +76,8 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     process = ranksight.start(tmp_path / "run", python("pass"))
     ranksight.finish(process)
     assert ranksight.processes_of_session(process.pid) == []
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["agent.json", "agent.log", "report.json", "run.json"]
+    left = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert left == ["agent.json", "agent.log", "report.html", "report.json", "run.json"]
     rings = Path(f"/dev/shm/ranksight-{os.getuid()}")
     run_id = ranksight.report(tmp_path / "run")["run"]["id"]
     assert not (rings / run_id).exists()
