@@ -257,6 +257,14 @@ METRICS: tuple[Spec, ...] = (
         "Detail in force: 1 full, 2 sampled, 3 counters only.", _HEAD,
     ),
     Spec(
+        "ranksight_detail_changes_total", _C, "", ("direction",),
+        "Times the agent asked for less (lower) or more detail (raise) to keep the tap within its budget.", _AGENT,
+    ),
+    Spec(
+        "ranksight_overhead_budget_ratio", _G, "", (),
+        "Share of a rank's time that the tap may take.", _AGENT,
+    ),
+    Spec(
         "ranksight_agent_poll_seconds_total", _C, "seconds", (),
         "CPU time the agent spent reading rings.", _AGENT,
     ),

@@ -1,6 +1,6 @@
 """ranksight.toml: everything about the agent that a site may want to set. Unknown keys are errors.
 
-    --config F -> load -> Config(one model per section)
+--config F -> load -> Config(one model per section)
 """
 
 from __future__ import annotations
@@ -46,6 +46,13 @@ class TracesSection(Section):
     """No more than these are sent on average, over all ranks of the host; a minute of it may be saved up."""
 
 
+class OverheadSection(Section):
+    """What the tap on collectives may cost the ranks."""
+
+    budget: float = Field(default=0.005, gt=0, le=1)
+    """Share of a rank's time; above it the tap records samples, then only counts, and goes back when that fits."""
+
+
 class Config(Section):
     """The whole file."""
 
@@ -53,6 +60,8 @@ class Config(Section):
     """The archive of records."""
     traces: TracesSection = TracesSection()
     """Traces of training steps."""
+    overhead: OverheadSection = OverheadSection()
+    """The budget of the tap."""
 
 
 class ConfigError(RanksightError):

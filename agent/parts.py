@@ -78,6 +78,7 @@ def makers() -> tuple[Maker, ...]:
         _archive,
         _history,
         _traces,
+        _detail,
     )
 
 
@@ -99,6 +100,12 @@ def _traces(surroundings: Surroundings) -> Part:
     from ranksight.agent.traces.part import Traces
 
     return Traces(surroundings)
+
+
+def _detail(surroundings: Surroundings) -> Part:
+    from ranksight.agent.overhead.part import DetailKeeper
+
+    return DetailKeeper(surroundings.config.overhead)
 
 
 class Parts:

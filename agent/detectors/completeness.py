@@ -46,6 +46,7 @@ def incomplete_data(facts: CompletenessFacts, limits: CompletenessLimits = Compl
     return (
         *_nobody(facts),
         *_dropped(facts, limits),
+        *_withheld(facts, limits),
         *_silent(facts),
         *_unreadable(facts),
         *_without_tap(facts),
@@ -94,6 +95,25 @@ def _dropped(facts: CompletenessFacts, limits: CompletenessLimits) -> tuple[Find
                 "dropped_events": {str(rank.rank): rank.events.dropped for rank in losing},
                 "incomplete_instances": facts.incomplete_instances,
             },
+        ),
+    )
+
+
+def _withheld(facts: CompletenessFacts, limits: CompletenessLimits) -> tuple[Finding, ...]:
+    holding = [rank for rank in facts.ranks if rank.skipped]
+    if not holding:
+        return ()
+    seen = {rank.rank: rank.skipped + rank.collectives.written for rank in holding}
+    parts = [f"{rank.skipped} of {seen[rank.rank]} operations not recorded on rank {rank.rank}" for rank in holding]
+    ratio = max(rank.skipped / seen[rank.rank] for rank in holding)
+    return (
+        Finding(
+            kind="incomplete_data",
+            severity=Severity.WARNING if ratio >= limits.dropped_ratio else Severity.INFO,
+            message="; ".join(parts) + ": the detail was lowered to keep the tap within its budget.",
+            advice="Measures rest on the operations that were recorded. A larger `budget` in `[overhead]` keeps more.",
+            ranks=tuple(rank.rank for rank in holding),
+            evidence={"withheld": {str(rank.rank): rank.skipped for rank in holding}},
         ),
     )
 

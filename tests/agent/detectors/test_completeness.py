@@ -59,3 +59,9 @@ def test_silent_ranks_unreadable_rings_and_missing_taps() -> None:
         "Collectives are not seen on rank 1: no tap could be installed there.",
     ]
     assert [finding.ranks for finding in found] == [(2, 3), (), (1,)]
+
+
+def test_operations_withheld_by_a_lower_detail_are_counted_per_rank() -> None:
+    (finding,) = incomplete_data(facts(rank(0), rank(2, skipped=3000)))
+    assert finding.message.startswith("3000 of 4000 operations not recorded on rank 2: the detail was lowered")
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, (2,))
