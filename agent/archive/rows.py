@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ranksight.agent.archive.schema import SCHEMAS
 from ranksight.agent.reading.groups import GroupRegistry
+from ranksight.agent.reading.reader import SPANS
 from ranksight.agent.reading.slots import Rows, stack
 from ranksight.hooks import wire
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Extras = Mapping[int, NDArray[Any]]
 Ints = NDArray[np.int64]
 
+_IS_SPAN = np.zeros(1 << 16, bool)
+_IS_SPAN[list(SPANS)] = True
 _INLINE = wire.EVENT["values"].count
 
 
@@ -125,7 +128,7 @@ class Converter:
             "layer": _unless(rows["layer"], rows["layer"] < 0, "i4"),
             "thread": rows["thread"].astype("i8"),
             "begin_ns": rows["begin_ns"],
-            "end_ns": _unless(rows["end_ns"], rows["end_ns"] == 0, "i8"),
+            "end_ns": _unless(rows["end_ns"], (rows["end_ns"] == 0) | ~_IS_SPAN[kind], "i8"),
             "values": _values(rows, counts, [extras for _, _, extras in found]),
         })  # fmt: skip
 

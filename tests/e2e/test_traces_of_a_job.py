@@ -92,9 +92,8 @@ def test_ranks_say_what_went_in_and_came_out(watched: Watched) -> None:
     first, last = (attributes(span) for name in ("rank 0", "rank 1") for span in spans if span.name == name)
     for rank, said in enumerate((first, last)):
         assert (said["dl.pipeline_parallel.rank"], said["dl.pipeline_parallel.size"]) == (rank, 2)
-        assert said["dl.grad_norm"] > 0
-    told = first | last  # which stage reads the data, and which has the loss, is the trainer's choice
-    assert told["dl.batch.fingerprint"] > 0 and told["dl.batch.tokens"] > 0 and 0 < told["dl.loss"] < 10
+        assert said["dl.grad_norm"] > 0 and 0 < said["dl.loss"] < 10
+        assert said["dl.batch.fingerprint"] > 0 and said["dl.batch.tokens"] > 0
 
 
 def test_the_timeline_of_the_step_has_all_of_it(watched: Watched, tmp_path: Path) -> None:
@@ -102,5 +101,6 @@ def test_the_timeline_of_the_step_has_all_of_it(watched: Watched, tmp_path: Path
     slices = Counter(event["cat"] for event in events if event["ph"] == "X")
     assert slices["collective"] == watched.archive.collectives(EVERY).num_rows
     assert slices["pipeline"] >= 2 * (4 * 2 + 1)
+    assert any(event["ph"] == "C" and event["name"].startswith("tokens per expert") for event in events)
     messages = [event for event in events if event["ph"] == "s" and event["cat"] == "p2p"]
     assert len(messages) >= 8

@@ -60,7 +60,7 @@ def run(root: Path) -> None:
         )
         experts = tuple(float(tokens) for tokens in range(40))
         writer.ring.events.write(wire.EventKind.EXPERTS, first, 0, step=3, layer=2, values=experts)
-        writer.ring.events.write(wire.EventKind.LOSS, first, 0, step=3, values=(2.5,))
+        writer.ring.events.write(wire.EventKind.LOSS, first, first, step=3, values=(2.5,))
         text = writer.ring.hooks_table.string(f"corpus={rank}")
         writer.ring.events.write(wire.EventKind.FACT, first, 0, step=-1, name=text)
     observer = watch(root)

@@ -50,7 +50,7 @@ class Training:
                 writer.ring["step"] = step
                 writer.collective(group, step, self.now + (10 + rank) * MS, self.now + 20 * MS, step=step)
                 writer.ring.events.write(wire.EventKind.STEP, self.now, self.now + took, step=step)
-                writer.ring.events.write(wire.EventKind.LOSS, self.now + 90 * MS, 0, step=step, values=(2.0,))
+                writer.ring.events.write(wire.EventKind.LOSS, self.now + 90 * MS, self.now + 90 * MS, step=step, values=(2.0,))
             self.now += took
             self.observer.poll()
 
