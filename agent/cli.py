@@ -134,6 +134,22 @@ def trace_command(
     sys.stdout.write(f"{path}: open it in https://ui.perfetto.dev\n")
 
 
+@app.command("compare")
+def compare_command(
+    first: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    second: Annotated[Path, typer.Argument(help="Directory of the run to hold against it.")],
+    everything: Annotated[bool, typer.Option("--all", help="Show what did not change and what can't be told, too.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> None:
+    """Say what changed between two runs, with 95 % intervals; and what two such runs can't tell.
+
+    Example: ranksight compare runs/before runs/after
+    """
+    from ranksight.agent.report import compare_command as comparison
+
+    comparison.run(first, second, everything=everything, json_output=json_output, console=Console())
+
+
 @app.command("doctor")
 def doctor_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
