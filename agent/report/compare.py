@@ -12,6 +12,7 @@ operations; a quantile with q + h >= 1 has no upper bound, and the answer is tha
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -85,7 +86,7 @@ def compare_tails(what: str, quantile: str, tails: tuple[Tail, Tail], steps: tup
     change = second / first - 1
     if (low > 0 or high < 0) and abs(change) >= SMALLEST_CHANGE:
         return row(MORE if change > 0 else LESS, None, (low, high))
-    if -SAME_WITHIN <= low and high <= SAME_WITHIN:
+    if low >= -SAME_WITHIN and high <= SAME_WITHIN:
         return row(SAME, None, (low, high))
     return row(UNKNOWN, "the runs scatter more than they differ", (low, high))
 
@@ -100,7 +101,7 @@ def _width(tail: Tail, q: float, n: int) -> float:
 
 
 def _between(known: list[tuple[float, float]], q: float) -> float:
-    for (left, low), (right, high) in zip(known, known[1:], strict=False):
+    for (left, low), (right, high) in itertools.pairwise(known):
         if q <= right:
             return low + (high - low) * (q - left) / (right - left)
     return known[-1][1]
@@ -162,7 +163,7 @@ def _loss(first: Report, second: Report) -> dict[str, Any]:
     if scatter == 0:
         return answer | {"difference": mean, "low": mean, "high": mean, "answer": _sign(mean, mean)}
     rest = [value - mean for value in differences]
-    r = min(max(sum(a * b for a, b in zip(rest, rest[1:], strict=False)) / sum(a * a for a in rest), 0.0), 0.95)
+    r = min(max(sum(a * b for a, b in itertools.pairwise(rest)) / sum(a * a for a in rest), 0.0), 0.95)
     half = Z * scatter / math.sqrt(len(last) * (1 - r) / (1 + r))
     return answer | {"difference": mean, "low": mean - half, "high": mean + half, "answer": _sign(mean - half, mean + half)}
 
