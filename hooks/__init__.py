@@ -14,22 +14,26 @@ from ranksight.hooks.api import (
     attach,
     detach,
     name_axis,
+    on_stop,
     phase,
     record_batch,
     record_experts,
     record_fact,
     record_step,
     stop_requested,
+    update_allowed,
 )
 
 __all__ = [
     "attach",
     "detach",
     "name_axis",
+    "on_stop",
     "phase",
     "record_batch",
     "record_experts",
     "record_fact",
     "record_step",
     "stop_requested",
+    "update_allowed",
 ]

@@ -132,14 +132,38 @@ def record_fact(key: str, value: str) -> None:
 
 
 def stop_requested() -> int | None:
-    """The step after which all ranks are asked to leave; None while training may go on."""
+    """The step after which all ranks are asked to leave; None while training may go on.
+
+    From the first call on it is the trainer that leaves: when this names the step in progress or one before it, end
+    that step, save, and end the process with exit code 0. Ask in every step, at the same place on every rank.
+    """
     answer: list[int | None] = [None]
 
     def body(attached: Attachment) -> None:
-        answer[0] = attached.stop.requested()
+        attached.stop.asked = True
+        answer[0] = attached.stop.requested(attached.recorder.step)
 
     _guarded(attachment.current, body)
     return answer[0]
+
+
+def on_stop(callback: Callable[[int], None]) -> None:
+    """Have `callback(step)` save a checkpoint when all ranks leave after `step`, just before the hooks end the process.
+
+    It runs on the thread that trains, on all ranks after the same step, so it may use collectives. It is not called for
+    stops without a checkpoint, nor in a trainer that asks `stop_requested`.
+    """
+    _guarded(attachment.current, lambda attached: attached.stop.callbacks.append(callback))
+
+
+def update_allowed(*values: Any) -> bool:
+    """Whether the optimizer may step on what gave these numbers: False when one of them is inf or nan.
+
+    Give numbers that all ranks share, such as the norm that clip_grad_norm_ returned or a loss after its all-reduce:
+    then all ranks skip the same step, without a collective of its own. Tensors on a device are waited for. Works
+    without an attachment, too.
+    """
+    return all(math.isfinite(float(value)) for value in values)
 
 
 def name_axis(group: Any, axis: str) -> None:

@@ -60,6 +60,7 @@ class Attachment:
             Memory(recorder).step_ended,
             Settings(recorder).step_ended,
             lambda _step, _now: self.groups.scan(),
+            self.stop.leave,  # the last: it may end the process
         ]
         if torch.distributed.is_available():
             self._part("groups", self.groups)

@@ -143,6 +143,7 @@ HEADER = Layout(
         Field("stop_action", "I", 1032, "agent", "StopAction"),
         Field("detail_wanted", "I", 1036, "agent", "Detail the agent asks for, 0 when the hooks decide"),
         Field("stop_request", "Q", 1040, "agent", "number of the request, stored last"),
+        Field("stop_committed", "Q", 1048, "agent", "number of the request that no rank can miss any more: it holds"),
         # answers to control
         Field("stop_acknowledged", "Q", 1152, "hooks", "number of the request that the rank has seen"),
         Field("stopped_after_step", "q", 1160, "hooks", "step after which the rank left, -1 while it runs"),

@@ -311,6 +311,8 @@ def test_stop_request_is_acknowledged_at_the_end_of_a_step(attached: Attached) -
     assert ring["stop_acknowledged"] == 0
     train(1)
     assert ring["stop_acknowledged"] == 1
+    assert hooks.stop_requested() is None  # proposed, not agreed yet
+    ring["stop_committed"] = 1
     assert hooks.stop_requested() == 3
     train(3)
     attached.current.finish()
