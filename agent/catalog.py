@@ -265,6 +265,15 @@ METRICS: tuple[Spec, ...] = (
         "Share of a rank's time that the tap may take.", _AGENT,
     ),
     Spec(
+        "ranksight_findings_total", _C, "", ("kind", "severity"),
+        "Findings so far; one that gets worse is counted again with its new severity.", "agent: detectors",
+    ),
+    Spec(
+        "ranksight_stop_state", _G, "", (),
+        "0 no stop, 1 ranks are to leave, 2 processes are ended, 3 ranks have left, 4 were ended, 5 the job was through.",
+        "agent: policy",
+    ),
+    Spec(
         "ranksight_agent_poll_seconds_total", _C, "seconds", (),
         "CPU time the agent spent reading rings.", _AGENT,
     ),

@@ -13,16 +13,19 @@ import time
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from ranksight.agent import bench, doctor, files
-from ranksight.agent.errors import RanksightError
+from ranksight.agent.errors import ConfigError, RanksightError
 from ranksight.agent.launch import demo, run
 from ranksight.agent.report import console as table
 from ranksight.hooks.ring import default_directory
+
+if TYPE_CHECKING:
+    from ranksight.agent.policy.conditions import StopConditions  # pydantic is slow to import
 
 app = typer.Typer(
     name="ranksight",
@@ -46,6 +49,11 @@ class ReportFormat(StrEnum):
 
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="ranksight.toml with settings of the agent.")]
+StopConditionsFile = Annotated[
+    Path | None, typer.Option("--stop-conditions", help="stop_conditions.toml: when to stop the job, and how.")
+]
+Enforce = Annotated[bool, typer.Option("--enforce", help="Do what the stop conditions say; else it is only written down.")]
+Restarts = Annotated[int, typer.Option(min=0, hidden=True)]
 
 
 @app.command("run", context_settings={"ignore_unknown_options": True})
@@ -57,14 +65,19 @@ def run_command(
     host: Host = "127.0.0.1",
     port: Port = 9474,
     config: ConfigFile = None,
+    stop_conditions: StopConditionsFile = None,
+    enforce: Enforce = False,
+    restarts: Restarts = 0,
 ) -> None:
-    """Run a training job under watch; exits with the job's own exit code.
+    """Run a training job under watch; exits with the job's own exit code, or with 75 or 76 when ranksight stopped it.
 
     Example: ranksight run --dir runs/today -- torchrun --nproc-per-node 8 train.py
     """
     where = run_dir or Path("runs") / _time_name()
     _check_config(config)
-    outcome = run.run(run.RunOptions(where, tuple(launcher), host, port, config))
+    _check_conditions(stop_conditions, enforce)
+    options = run.RunOptions(where, tuple(launcher), host, port, config, stop_conditions, enforce, restarts)
+    outcome = run.run(options)
     table.render(outcome.report, _stderr(), str(where / "report.json"))
     raise typer.Exit(outcome.exit_code)
 
@@ -79,6 +92,9 @@ def agent_command(
     host: Host = "127.0.0.1",
     port: Port = 9474,
     config: ConfigFile = None,
+    stop_conditions: StopConditionsFile = None,
+    enforce: Enforce = False,
+    restarts: Restarts = 0,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
     log: Annotated[Path | None, typer.Option(help="File for the agent's own messages.")] = None,
 ) -> None:
@@ -88,7 +104,12 @@ def agent_command(
 
     logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     rings = ring_dir or default_directory(run_id)
-    daemon.run(daemon.DaemonOptions(rings, run_id or rings.name, run_dir, host, port, parent, load(config)))
+    conditions = _check_conditions(stop_conditions, enforce)
+    daemon.run(
+        daemon.DaemonOptions(
+            rings, run_id or rings.name, run_dir, host, port, parent, load(config), conditions, enforce, restarts
+        )
+    )
 
 
 @app.command("report")
@@ -275,6 +296,17 @@ def _check_config(path: Path | None) -> None:
         from ranksight.agent.config import load
 
         load(path)
+
+
+def _check_conditions(path: Path | None, enforce: bool) -> StopConditions | None:
+    """The stop conditions; a mistake in them is said before the job starts."""
+    if path is None:
+        if enforce:
+            raise ConfigError("--enforce: there is nothing to enforce without --stop-conditions F")
+        return None
+    from ranksight.agent.policy import conditions
+
+    return conditions.load(path)
 
 
 def _time_name() -> str:

@@ -29,6 +29,8 @@ from ranksight.agent.findings import Finding
 from ranksight.agent.observer import Observer
 from ranksight.agent.page import pages
 from ranksight.agent.parts import Surroundings
+from ranksight.agent.policy.conditions import StopConditions
+from ranksight.agent.policy.part import Policy
 from ranksight.agent.report.build import build
 from ranksight.agent.stopped import stacks
 
@@ -49,6 +51,9 @@ class DaemonOptions:
     port: int = 9474
     parent: int | None = None
     config: Config = field(default_factory=Config)
+    stop_conditions: StopConditions | None = None
+    enforce: bool = False
+    restarts: int = 0
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
 
 
@@ -60,7 +65,10 @@ def run(options: DaemonOptions) -> None:
 class _Daemon:
     def __init__(self, options: DaemonOptions) -> None:
         self._options = options
-        surroundings = Surroundings(options.run_id, options.run_dir, options.config)
+        surroundings = Surroundings(
+            options.run_id, options.run_dir, options.config, options.stop_conditions or StopConditions(),
+            options.enforce, options.restarts, owned=options.parent is not None,
+        )  # fmt: skip
         self._observer = Observer(
             options.ring_dir, run_id=options.run_id, surroundings=surroundings, stacks_of=stacks.ask
         )
@@ -128,6 +136,8 @@ class _Daemon:
         code = None
         if self._options.run_dir and (self._options.run_dir / files.EXIT_FILE).exists():
             code = files.read_json(self._options.run_dir / files.EXIT_FILE)["exit_code"]
+            policy = self._observer.parts.find(Policy)
+            code = code if policy is None else policy.exit_code(code)
         report = build(self._observer, self._options.run_id, code)
         if self._failed_polls:
             report["completeness"]["notes"].append(f"{self._failed_polls} polls of the agent failed; see agent.log")

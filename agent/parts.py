@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ranksight.agent.config import Config
+from ranksight.agent.policy.conditions import StopConditions
 
 if TYPE_CHECKING:
     from ranksight.agent.collectives.measures import Split
@@ -39,6 +40,10 @@ class Surroundings:
     run_id: str
     run_dir: Path | None = None
     config: Config = field(default_factory=Config)
+    stop_conditions: StopConditions = field(default_factory=StopConditions)
+    enforce: bool = False  # do what the stop conditions say; else only write it down
+    restarts: int = 0  # how often the job was restarted before this run
+    owned: bool = False  # a `ranksight run` has started this agent, and ends the launcher when it is told to
 
 
 class Part:
@@ -79,6 +84,7 @@ def makers() -> tuple[Maker, ...]:
         _history,
         _traces,
         _detail,
+        _policy,
     )
 
 
@@ -106,6 +112,12 @@ def _detail(surroundings: Surroundings) -> Part:
     from ranksight.agent.overhead.part import DetailKeeper
 
     return DetailKeeper(surroundings.config.overhead)
+
+
+def _policy(surroundings: Surroundings) -> Part:
+    from ranksight.agent.policy.part import Policy
+
+    return Policy(surroundings)
 
 
 class Parts:

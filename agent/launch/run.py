@@ -1,6 +1,7 @@
 """`ranksight run -- LAUNCHER ...`: the launcher in the foreground, an agent beside it, a report afterwards.
 
     run directory, ring folder on tmpfs -> agent process -> launcher with the hooks on its PYTHONPATH
+    stop.json of the agent -> the launcher is ended when it is time (see `policy.handover`)
     launcher ends -> exit.json -> SIGTERM to the agent: final read, report.json -> table -> the launcher's exit code
 
 The launcher keeps our stdin, stdout and stderr, and its exit code becomes ours, as a shell would have it. Signals that
@@ -30,6 +31,8 @@ from ranksight.agent import files
 from ranksight.agent.errors import RanksightError, RunDirError
 from ranksight.agent.files import AGENT_FILE, EXIT_FILE
 from ranksight.agent.launch import leftovers, prebuild, run_info
+from ranksight.agent.policy import handover
+from ranksight.agent.policy.processes import Ending, of_run, tree
 from ranksight.agent.report.build import missing
 from ranksight.hooks import inject
 from ranksight.hooks.ring import default_directory, fallback_directory
@@ -38,6 +41,7 @@ HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_SECONDS = 12.0  # between the signal that asks the launcher to end and the one that does not ask
 REPORT_SECONDS = 10.0  # for the agent's final read and report
+LEFTOVER_SECONDS = 30.0  # for what a stopped launcher has left behind to be gone
 RESTART_SECONDS = 1.0  # between two starts of an agent that dies
 
 
@@ -50,11 +54,14 @@ class RunOptions:
     host: str = "127.0.0.1"
     port: int = 9474
     config: Path | None = None
+    stop_conditions: Path | None = None
+    enforce: bool = False
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended; `exit_code` is the launcher's, 128 + n when signal n ended it."""
+    """How a run ended; `exit_code` is the launcher's, 128 + n when signal n ended it, 75 or 76 when ranksight did."""
 
     run_id: str
     exit_code: int
@@ -73,8 +80,9 @@ def run(options: RunOptions) -> Outcome:
     files.write_json(run_dir / "run.json", run_info.describe(run_id, options.launcher))
     agent = _Agent(options, run_id, run_dir, ring_dir)
     try:
-        exit_code = _Launcher(options.launcher, environ, agent).wait()
+        exit_code = _Launcher(options.launcher, environ, agent, run_dir, run_id).wait()
         agent.finish(exit_code)
+        exit_code = handover.exit_code(run_dir, exit_code)
     finally:
         agent.kill()
         for rings in (ring_dir, fallback_directory(ring_dir)):
@@ -126,6 +134,8 @@ class _Agent:
             sys.executable, "-m", "ranksight.agent", "agent", "--ring-dir", str(ring_dir), "--dir", str(run_dir),
             "--run-id", run_id, "--host", options.host, "--port", str(options.port), "--parent", str(os.getpid()),
             *(["--config", str(options.config)] if options.config else []),
+            *(["--stop-conditions", str(options.stop_conditions)] if options.stop_conditions else []),
+            *(["--enforce"] if options.enforce else []), "--restarts", str(options.restarts),
         ]  # fmt: skip
         self._process = self._start()
         self._started = time.monotonic()
@@ -177,8 +187,11 @@ class _Agent:
 class _Launcher:
     """The launcher as a child in our own process group, so that the terminal's keys reach it as ever."""
 
-    def __init__(self, command: Sequence[str], environ: dict[str, str], agent: _Agent) -> None:
-        self._agent = agent
+    def __init__(
+        self, command: Sequence[str], environ: dict[str, str], agent: _Agent, run_dir: Path, run_id: str
+    ) -> None:
+        self._agent, self._run_dir, self._run_id = agent, run_dir, run_id
+        self._ending: Ending | None = None
         self._kill_at: float | None = None
         self._previous = {number: signal.signal(number, self._hand_on) for number in HANDED_ON}
         try:
@@ -198,6 +211,7 @@ class _Launcher:
                     break
                 except subprocess.TimeoutExpired:
                     self._agent.look()
+                self._carry_out_order()
                 if self._kill_at is not None:
                     descendants = _descendants(self._process.pid) or descendants
                     if time.monotonic() >= self._kill_at:
@@ -207,7 +221,21 @@ class _Launcher:
             self._restore()
         if self._kill_at is not None:
             _kill(descendants)  # a launcher that went first may have left ranks behind
+        deadline = time.monotonic() + LEFTOVER_SECONDS
+        while self._ending is not None and not self._ending.tick(time.monotonic_ns()) and time.monotonic() < deadline:
+            time.sleep(0.05)
         return code if code >= 0 else 128 - code
+
+    def _carry_out_order(self) -> None:
+        """End the job when the agent has said so and its time is up; an agent that has died since changes nothing."""
+        now = time.monotonic_ns()
+        if self._ending is not None:
+            self._ending.tick(now)
+            return
+        order = handover.read(self._run_dir)
+        if order is not None and not order.state.over and now >= order.end_by_ns:
+            members = lambda: tree([self._process.pid]) | of_run(self._run_id)  # noqa: E731 - one expression, used once
+            self._ending = Ending(members, [self._process.pid], order.grace_seconds, now)
 
     def _hand_on(self, number: int, _: FrameType | None) -> None:
         if number in ENDING and self._kill_at is None:

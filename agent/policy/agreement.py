@@ -78,6 +78,13 @@ class Agreement:
                 self._propose(now_ns)
         return self.stage
 
+    def withdraw(self) -> None:
+        """Take a proposal back that is not agreed: no rank shall wait for an answer."""
+        if self.stage is Stage.PROPOSED:
+            for block in self._blocks.values():
+                block["stop_action"] = StopAction.NONE
+            self.stage = Stage.WAITING
+
     def _propose(self, now_ns: int) -> None:
         steps = [block["step"] for block in self._blocks.values()]
         if not steps or min(steps) < 0:

@@ -130,7 +130,7 @@ class StopConditions(Section):
     evidence_seconds: float = Field(default=5.0, ge=0.0, le=10.0, allow_inf_nan=False)
     """At most this long is spent on stacks and other evidence before processes are ended."""
     cool_down_seconds: float = Field(default=300.0, ge=0.0, allow_inf_nan=False)
-    """A condition that has fired is quiet for so long, and so are all of them at the begin of a resumed job."""
+    """A condition that has fired is quiet for so long. In a resumed job slowness and metrics are, too, at its begin."""
     restart_budget: int = Field(default=3, ge=0)
     """After so many restarts of one job every stop is final (exit code 76)."""
 

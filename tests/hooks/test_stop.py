@@ -31,8 +31,7 @@ class Rank:
         try:
             self.stop.leave(step, self.now)
         except SystemExit as left:
-            assert left.code == 0
-            return True
+            return left.code == 0
         return False
 
     def _wait(self, seconds: float) -> None:
@@ -92,7 +91,11 @@ def test_a_rank_does_not_wait_for_ever(rank: Rank) -> None:
 @pytest.mark.parametrize(("action", "saved"), [(StopAction.CHECKPOINT_AND_STOP, [3]), (StopAction.STOP, [])])
 def test_callbacks_save_before_the_hooks_leave(rank: Rank, action: StopAction, saved: list[int]) -> None:
     called: list[int] = []
-    rank.stop.callbacks += [lambda _: 1 // 0, called.append]
+
+    def fails(step: int) -> None:
+        raise OSError("no room")
+
+    rank.stop.callbacks += [fails, called.append]
     rank.propose(after=3, action=action)
     rank.ring["stop_committed"] = 1
     assert not rank.end(2)
