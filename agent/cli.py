@@ -82,6 +82,29 @@ def run_command(
     raise typer.Exit(outcome.exit_code)
 
 
+@app.command("resume", context_settings={"ignore_unknown_options": True})
+def resume_command(
+    run_dir: Annotated[Path, typer.Argument(help="Directory of a run with a recovery.json.")],
+    launcher: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- LAUNCHER...]", help="A changed command.", show_default="that of the plan")
+    ] = None,
+    another_layout: Annotated[bool, typer.Option(help="The job may have another number of ranks than before.")] = False,
+    host: Host = "127.0.0.1",
+    port: Port = 9474,
+    config: ConfigFile = None,
+) -> None:
+    """Verify the recovery plan of a run and go on from its checkpoint; exits with 76 when the same fault comes back."""
+    from ranksight.agent.recovery import resume
+
+    _check_config(config)
+    plan = resume.prepare(run_dir, launcher or (), another_layout=another_layout)
+    outcome, repeated = resume.resume(run_dir, plan, {"host": host, "port": port, "config": config})
+    table.render(outcome.report, _stderr(), str(plan.run_dir / "report.json"))
+    if repeated is not None:
+        _stderr().print(f"ranksight: {repeated}", highlight=False)
+    raise typer.Exit(outcome.exit_code if repeated is None else resume.FINAL)
+
+
 @app.command("agent")
 def agent_command(
     ring_dir: Annotated[

@@ -53,6 +53,13 @@ class OverheadSection(Section):
     """Share of a rank's time; above it the tap records samples, then only counts, and goes back when that fits."""
 
 
+class RecoverySection(Section):
+    """How a job goes on after it was stopped or has failed."""
+
+    resume_arguments: tuple[str, ...] = ()
+    """Appended to the command by `ranksight resume`; `{checkpoint}` is its path. The reference trainer needs none."""
+
+
 class Config(Section):
     """The whole file."""
 
@@ -62,6 +69,8 @@ class Config(Section):
     """Traces of training steps."""
     overhead: OverheadSection = OverheadSection()
     """The budget of the tap."""
+    recovery: RecoverySection = RecoverySection()
+    """Recovery plans."""
 
 
 class ConfigError(RanksightError):

@@ -59,7 +59,7 @@ MEANINGS: dict[str, str] = {
 # In the vocabulary, and not looked for by this version: their absence from a report says nothing.
 NOT_DETECTED = frozenset(
     {
-        "slow_link", "regression", "dead_expert", "checkpoint_incomplete", "checkpoint_stall", "resume_mismatch",
+        "slow_link", "regression", "dead_expert",
     }
 )  # fmt: skip
 CAUSES = ("compute", "input", "gc", "cpu_contention", "io", "memory", "unknown")

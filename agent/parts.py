@@ -85,6 +85,7 @@ def makers() -> tuple[Maker, ...]:
         _traces,
         _detail,
         _policy,
+        _recovery,
     )
 
 
@@ -118,6 +119,12 @@ def _policy(surroundings: Surroundings) -> Part:
     from ranksight.agent.policy.part import Policy
 
     return Policy(surroundings)
+
+
+def _recovery(surroundings: Surroundings) -> Part:
+    from ranksight.agent.recovery.part import Recovery
+
+    return Recovery(surroundings)
 
 
 class Parts:

@@ -12,6 +12,7 @@ Without an attachment every call does nothing and costs next to nothing; with on
 
 from ranksight.hooks.api import (
     attach,
+    clean_steps,
     detach,
     name_axis,
     on_stop,
@@ -26,6 +27,7 @@ from ranksight.hooks.api import (
 
 __all__ = [
     "attach",
+    "clean_steps",
     "detach",
     "name_axis",
     "on_stop",

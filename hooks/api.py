@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ranksight.hooks import attachment
+from ranksight.hooks import attachment, ring
 from ranksight.hooks.attachment import Attachment
-from ranksight.hooks.wire import EventKind, Phase
+from ranksight.hooks.wire import TAINTED_FILE, EventKind, Phase
 
 _WORK = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD})
 
@@ -164,6 +165,23 @@ def update_allowed(*values: Any) -> bool:
     without an attachment, too.
     """
     return all(math.isfinite(float(value)) for value in values)
+
+
+def clean_steps() -> int | None:
+    """So many steps were done before the agent saw the first sign of wrong numbers; None while it has seen none.
+
+    A checkpoint of more steps is tainted. Retention must keep the newest one that is not. Reads a small file: ask where
+    checkpoints are removed or loaded, not in every step.
+    """
+    answer: list[int | None] = [None]
+
+    def body(_: Attachment) -> None:
+        path = ring.default_directory() / TAINTED_FILE
+        if path.exists():
+            answer[0] = int(json.loads(path.read_bytes())["clean_steps"])
+
+    _guarded(attachment.current, body)
+    return answer[0]
 
 
 def name_axis(group: Any, axis: str) -> None:

@@ -33,6 +33,7 @@ from enum import IntEnum, IntFlag
 MAGIC = b"RSIGHT\x00\x01"
 VERSION = 1
 HEADER_BYTES = 4096
+TAINTED_FILE = "tainted.json"  # beside the rings, written by the agent: {"clean_steps": int, "kind": str}
 
 _SIZES = {"B": 1, "H": 2, "I": 4, "i": 4, "Q": 8, "q": 8, "d": 8}
 _C_TYPES = {

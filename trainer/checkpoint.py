@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
 
-from ranksight.trainer import manifest
+from ranksight.trainer import manifest, observe
 from ranksight.trainer.config import Config, ConfigError
 
 
@@ -135,7 +135,11 @@ class Checkpoints:
         if resume != "latest":
             return Found(Path(resume), manifest.verify(Path(resume)))
         passed_over: list[str] = []
+        clean = observe.clean_steps()
         for path in manifest.complete(self.folder):
+            if clean is not None and path > manifest.final_path(self.folder, clean):
+                passed_over.append(f"{path} was written after the first sign of wrong numbers")
+                continue
             try:
                 return Found(path, manifest.verify(path), passed_over)
             except manifest.CheckpointDamaged as error:
@@ -147,4 +151,4 @@ class Checkpoints:
             written.result()
         if self._leader:
             manifest.publish(draft, manifest.final_path(self.folder, facts["step"]), facts)
-            manifest.retain(self.folder, self._config.keep)
+            manifest.retain(self.folder, self._config.keep, observe.clean_steps())

@@ -82,12 +82,18 @@ def verify(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def retain(folder: Path, keep: int) -> None:
-    """Keep the newest `keep` complete checkpoints; remove older ones, complete or not."""
-    kept = complete(folder)[:keep]
-    if len(kept) == keep:
+def retain(folder: Path, keep: int, clean_steps: int | None = None) -> None:
+    """Keep the newest `keep` complete checkpoints; remove older ones, complete or not.
+
+    With `clean_steps`, checkpoints of more steps are tainted: the newest complete one that is not stays, however old.
+    """
+    whole = complete(folder)
+    kept = whole[:keep]
+    if clean_steps is not None:
+        kept += [path for path in whole[keep:] if path <= final_path(folder, clean_steps)][:1]
+    if len(kept) >= keep:
         for path in sorted(folder.glob("step-*")):
-            if path < kept[-1]:
+            if path < whole[keep - 1] and path not in kept:
                 remove(path)
 
 

@@ -49,6 +49,11 @@ def step(number: int, stats: Stats, layers: Mapping[int, object], tokens: int) -
     )
 
 
+def clean_steps() -> int | None:
+    """Checkpoints of more steps than this were written after the first sign of wrong numbers; None: no such sign."""
+    return hooks.clean_steps()
+
+
 def stop_after() -> int | None:
     """The step after which ranksight wants all ranks to leave."""
     return hooks.stop_requested()
