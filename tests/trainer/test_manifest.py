@@ -114,3 +114,15 @@ def test_retention_keeps_the_newest_and_takes_broken_ones_with_the_old(tmp_path:
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
     assert manifest.complete(tmp_path / "never") == []
+
+
+def test_the_newest_clean_checkpoint_stays_however_old(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        publish(tmp_path, step)
+    manifest.retain(tmp_path, 2, clean_steps=3)
+    assert steps(tmp_path) == [6, 5, 3]
+    publish(tmp_path, 7)
+    manifest.retain(tmp_path, 2, clean_steps=3)
+    assert steps(tmp_path) == [7, 6, 3]
+    manifest.retain(tmp_path, 2, clean_steps=6)
+    assert steps(tmp_path) == [7, 6]
