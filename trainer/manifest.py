@@ -90,7 +90,7 @@ def retain(folder: Path, keep: int, clean_steps: int | None = None) -> None:
     whole = complete(folder)
     kept = whole[:keep]
     if clean_steps is not None:
-        kept += [path for path in whole[keep:] if path <= final_path(folder, clean_steps)][:1]
+        kept += [path for path in whole if path <= final_path(folder, clean_steps)][:1]
     if len(kept) >= keep:
         for path in sorted(folder.glob("step-*")):
             if path < whole[keep - 1] and path not in kept:

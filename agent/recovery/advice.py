@@ -30,7 +30,7 @@ CHANGES: dict[str, str] = {
     "memory_growth": "Drop what keeps tensors of past steps; a smaller batch only puts the end off.",
 }
 # Another host may well do better.
-BY_HOST = frozenset({"rank_frozen", "collective_stuck", "replica_desync", "straggler", "slow_link"})
+BY_HOST = frozenset({"rank_frozen", "collective_stuck", "replica_desync", "straggler"})
 
 
 def change(kind: str) -> str:
