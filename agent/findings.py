@@ -57,11 +57,7 @@ MEANINGS: dict[str, str] = {
     "incomplete_data": "ranksight did not see everything: records dropped, ranks silent, a tap missing.",
 }
 # In the vocabulary, and not looked for by this version: their absence from a report says nothing.
-NOT_DETECTED = frozenset(
-    {
-        "slow_link", "regression", "dead_expert",
-    }
-)  # fmt: skip
+NOT_DETECTED = frozenset({"dead_expert"})
 CAUSES = ("compute", "input", "gc", "cpu_contention", "io", "memory", "unknown")
 
 

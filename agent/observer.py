@@ -37,7 +37,7 @@ from ranksight.agent.reading.groups import GroupRegistry
 from ranksight.agent.reading.reader import Batch, Counts, RingError, RingReader, process_state
 from ranksight.agent.reading.slots import Rows, stack
 from ranksight.agent.report import sections
-from ranksight.agent.steps.diagnosis import StepDiagnosis
+from ranksight.agent.steps.diagnosis import StepDiagnosis, unexplained
 from ranksight.agent.steps.host import HostWatch
 from ranksight.agent.steps.rank_steps import RankSteps, Steps
 from ranksight.agent.steps.table import StepTable
@@ -158,7 +158,7 @@ class Observer:
     def faults(self) -> tuple[Finding, ...]:
         """Findings about ranks that stop or disagree, and about steps; cheap enough to ask for after every poll."""
         desync = (self.desync,) if self.desync else ()
-        return (*self.stops.findings, *desync, *self.slowdowns.findings, *self.parts.findings())
+        return unexplained((*self.stops.findings, *desync, *self.slowdowns.findings, *self.parts.findings()))
 
     def stopping(self) -> None:
         """The job was asked to end: ranks that end from now on are no fault."""

@@ -80,6 +80,7 @@ Maker = Callable[[Surroundings], Part]
 def makers() -> tuple[Maker, ...]:
     """The parts of every agent, in the order in which they work."""
     return (
+        _links,
         _archive,
         _history,
         _traces,
@@ -87,6 +88,12 @@ def makers() -> tuple[Maker, ...]:
         _policy,
         _recovery,
     )
+
+
+def _links(surroundings: Surroundings) -> Part:
+    from ranksight.agent.collectives.links_part import Links
+
+    return Links()
 
 
 def _archive(surroundings: Surroundings) -> Part:

@@ -1,7 +1,7 @@
 """Hooks on torch that show the flow of training: data, forward, backward, optimizer, evaluation.
 
     DataLoader iterator     -> Phase.DATA, a DATA span
-    DDP, FSDP forward       -> Phase.FORWARD until backward begins (also after a DataLoader has given a batch)
+    DDP, FSDP forward       -> Phase.FORWARD until backward begins (also after a DataLoader has given a batch), the input
     autograd.backward       -> Phase.BACKWARD, the loss
     optimizer step hooks    -> Phase.OPTIMIZER, the ends of steps; GradScaler.step counts when it skips the optimizer too
     model.eval(), train()   -> Phase.EVALUATION between them
@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as dataloader_module
 
 from ranksight.hooks import wire
+from ranksight.hooks.inputs import Inputs
 from ranksight.hooks.numerics import Numerics
 from ranksight.hooks.patch import RAISED, Patches
 from ranksight.hooks.phases import Phases
@@ -41,6 +42,8 @@ class Flow:
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._evaluated: weakref.ref[torch.nn.Module] | None = None
         self._frozen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._inputs = Inputs(recorder)
+        steps.at_end.append(self._inputs.step_ended)
 
     def install(self, patches: Patches) -> None:
         """Put all hooks in place."""
@@ -157,13 +160,14 @@ class Flow:
 
     # forward
 
-    def _forward_begins(self, _args: Args, _kwargs: Kwargs) -> int | None:
+    def _forward_begins(self, args: Args, kwargs: Kwargs) -> int | None:
         if not self._recorder.on_training_thread():
             return None
         now = self._recorder.clock_ns()
         if not torch.is_grad_enabled():
             return self._phases.push(Phase.EVALUATION, now)
         self._training_forward(now)
+        self._inputs.given((*args[1:], *kwargs.values()))
         return None
 
     def _forward_ends(self, depth: int | None, _args: Args, _result: object) -> None:
@@ -176,9 +180,10 @@ class Flow:
             self._phases.set_flow(Phase.FORWARD, now)
 
     def _patch_fsdp2(self, patches: Patches) -> Any:
-        def begins(_args: Args, _kwargs: Kwargs) -> None:
+        def begins(args: Args, _kwargs: Kwargs) -> None:
             if self._recorder.on_training_thread() and torch.is_grad_enabled():
                 self._training_forward(self._recorder.clock_ns())
+                self._inputs.given((*args[2], *args[3].values()))
 
         return lambda module: patches.wrap(module.FSDPState, "_root_pre_forward", before=begins)
 

@@ -291,6 +291,7 @@ class EventKind(IntEnum):
     NOTE = 13  # name: text; the hooks say what they could not do
     DATA = 14  # span in the data iterator
     FACT = 15  # name: "key=value", what run.json should say of the run
+    INPUT = 16  # [elements of the tensors given to the wrapped model in this step]; said when it changes
 
 
 class Action(IntEnum):

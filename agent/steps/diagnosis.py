@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ranksight.agent.detectors import imbalance, numerics, slow
 from ranksight.agent.detectors.host import cpu_oversubscribed
+from ranksight.agent.detectors.regression import regression
 from ranksight.agent.findings import Finding, Severity
 from ranksight.agent.steps.host import HostWatch
 from ranksight.agent.steps.table import StepTable
@@ -24,7 +25,9 @@ INTERVAL_NS = 1_000_000_000
 
 # The fault on the left explains the one on the right: what it causes is not said a second time.
 EXPLAINS = {
-    "cpu_oversubscribed": {"straggler", "pause", "workload_imbalance", "slow_network"},
+    "cpu_oversubscribed": {"straggler", "pause", "workload_imbalance", "slow_network", "slow_link", "regression"},
+    "slow_link": {"slow_network", "regression"},
+    "slow_network": {"regression"},
     "nonfinite": {"loss_spike", "grad_spike", "divergence"},
     "divergence": {"loss_spike", "grad_spike"},
     "router_collapse": {"expert_imbalance", "straggler", "workload_imbalance"},
@@ -34,7 +37,9 @@ EXPLAINS = {
 }
 
 
-DOUBTFUL = frozenset({"straggler", "workload_imbalance", "stage_imbalance", "expert_imbalance", "pause", "slow_network"})
+DOUBTFUL = frozenset(
+    {"straggler", "workload_imbalance", "stage_imbalance", "expert_imbalance", "pause", "slow_network", "regression"}
+)
 STEADY_SHARE, STEADY_STEPS = 0.85, 40  # a straggler is the last one in so many steps, over so many
 
 
@@ -50,8 +55,14 @@ def detect(window: StepWindow, history: StepWindow, stages: Mapping[int, int]) -
         *slow.pauses(window),
         *slow.workload_imbalance(window),
         *slow.slow_network(window),
+        *regression(window),
         *numerics.memory_growth(history),
     )
+    return unexplained(found)
+
+
+def unexplained(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Findings without those that another one among them explains."""
     return tuple(finding for finding in found if not _explained(finding, found))
 
 
@@ -82,8 +93,7 @@ class StepDiagnosis:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """All findings so far, oldest first, without those that a later one explained."""
-        found = tuple(self._latched.values())
-        return tuple(finding for finding in found if not _explained(finding, found))
+        return unexplained(tuple(self._latched.values()))
 
     def update(
         self,

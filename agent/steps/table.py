@@ -33,7 +33,7 @@ LONG_PHASES = (
 )
 LONG_PHASE_SECONDS = 0.05  # an evaluation shorter than this can't hide or fake a straggler
 COLUMNS = (
-    "duration", "busy", "data", "gc", "checkpoint", "cpu", "loss", "grad_norm", "rss_bytes",
+    "duration", "busy", "data", "gc", "checkpoint", "cpu", "loss", "grad_norm", "rss_bytes", "elements",
 )  # fmt: skip
 _COLUMN = {name: number for number, name in enumerate(COLUMNS)}
 _UNEVEN = np.zeros(1 << 16, bool)
@@ -56,6 +56,7 @@ class _RankSteps:
     exempt: np.ndarray = field(default_factory=lambda: np.zeros(KEPT_STEPS, bool))
     pending: list[Rows] = field(default_factory=list)
     released_ns: int | None = None
+    elements: float = np.nan  # of the input of a step, as last said
     ended_ns: dict[int, int] = field(default_factory=dict)
 
     def row(self, step: int) -> int:
@@ -117,6 +118,10 @@ class StepTable:
             self._transfer[number] = self._transfer.get(number, 0.0) + float(transfer[step == number].sum())
         while len(self._transfer) > KEPT_STEPS:
             del self._transfer[min(self._transfer)]
+
+    def first_step(self) -> int:
+        """The first step that the ranks were seen in, the latest of them; 0 before there is one."""
+        return max((mine.first_step for mine in self._ranks.values() if mine.first_step is not None), default=0)
 
     def seconds_since(self, step: int | None, now_ns: int) -> float | None:
         """Seconds since a step ended on the first rank that ended it; None when nobody remembers."""
@@ -200,6 +205,8 @@ class StepTable:
                     mine.add(step, watched, 0.0)  # these are watched in every step: no event is none, not unknown
                 mine.ended_ns[step] = int(event["end_ns"])
                 mine.ended_ns.pop(step - KEPT_STEPS, None)
+                if np.isnan(mine.values[mine.row(step), _COLUMN["elements"]]):
+                    mine.values[mine.row(step), _COLUMN["elements"]] = mine.elements  # it is said when it changes
                 if event["n_values"]:
                     mine.values[mine.row(step), _COLUMN["cpu"]] = float(event["values"][0])
             elif kind == wire.EventKind.DATA:
@@ -208,6 +215,9 @@ class StepTable:
                 mine.add(step, "gc", seconds)
             elif kind == wire.EventKind.MEMORY and event["n_values"]:
                 mine.values[mine.row(step), _COLUMN["rss_bytes"]] = float(event["values"][0])
+            elif kind == wire.EventKind.INPUT and event["n_values"]:
+                mine.elements = float(event["values"][0])
+                mine.values[mine.row(step), _COLUMN["elements"]] = mine.elements
             elif kind == wire.EventKind.CHECKPOINT:
                 mine.add(step, "checkpoint", seconds)
                 mine.exempt[mine.row(step)] = True

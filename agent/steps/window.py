@@ -72,6 +72,7 @@ class StepWindow:
     cpu: Floats  # CPU seconds of the process
     transfer: Floats  # [S, R] seconds in which all had arrived and the operations still ran
     received_rows: Floats  # rows received in uneven all-to-alls
+    elements: Floats  # elements in the input of the model
     loss: Floats
     grad_norm: Floats
     rss_bytes: Floats
@@ -91,8 +92,8 @@ class StepWindow:
         values: dict[str, object] = {
             name: _nan(shape)
             for name in (
-                "duration", "busy", "data", "gc", "checkpoint", "cpu", "transfer", "received_rows", "loss",
-                "grad_norm", "rss_bytes",
+                "duration", "busy", "data", "gc", "checkpoint", "cpu", "transfer", "received_rows",
+                "elements", "loss", "grad_norm", "rss_bytes",
             )
         }  # fmt: skip
         values |= {"hosts": ("",) * len(ranks), "peers": (0,) * len(ranks), "exempt": np.zeros(len(steps), bool)}
