@@ -36,7 +36,8 @@ from ranksight.agent.stopped import stacks
 
 log = logging.getLogger("ranksight.agent")
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.5  # most of what a poll costs is the same for few records and many
+TICK_SECONDS = 0.1  # between looks at how full the rings are
 REPORT_SECONDS = 3.0
 
 
@@ -96,14 +97,16 @@ class _Daemon:
             await http.stop(server, serving)
 
     async def _watch(self) -> None:
-        reported = time.monotonic()
+        polled = reported = time.monotonic() - POLL_SECONDS
         while not self._ending.is_set() and not self._orphaned():
-            self._read(self._observer.poll)
+            if time.monotonic() - polled >= POLL_SECONDS or self._observer.filling():
+                polled = time.monotonic()
+                self._read(self._observer.poll)
             if time.monotonic() - reported >= REPORT_SECONDS:
                 reported = time.monotonic()
                 self._write_report()
             try:
-                await asyncio.wait_for(self._ending.wait(), POLL_SECONDS)
+                await asyncio.wait_for(self._ending.wait(), TICK_SECONDS)
             except TimeoutError:
                 continue
         self._read(self._observer.final)

@@ -4,7 +4,7 @@
                                           |        -> Timeline.join -> measures.split -> Series (wait, transfer, blame)
                                           -> events -> Steps
                                           -> parts           everything that stands for itself (see `parts`)
-    poll()             read all rings once; called every quarter to half second
+    poll()             read all rings once; called twice a second, and when a ring is filling
     final()            last poll, after the ranks are gone
     metrics()          prometheus_client families; `exposition` renders the same much faster
     report_sections()  the parts of report.json that come from the rings
@@ -51,6 +51,7 @@ from ranksight.hooks.ring import SUFFIX, fallback_directory
 log = logging.getLogger(__name__)
 
 LIVENESS_INTERVAL_NS = 1_000_000_000
+FULL_SHARE = 0.1  # of a ring; the rest is for what is written until the poll gets to it
 FAR_NS = 1 << 62  # later than any clock: what waits for its time is due
 _ASYNC, _UPPER_BOUND = int(wire.CollectiveFlag.ASYNC), int(wire.CollectiveFlag.UPPER_BOUND)
 
@@ -113,6 +114,10 @@ class Observer:
     def poll(self) -> None:
         """Read every ring once."""
         self._poll(final=False)
+
+    def filling(self) -> bool:
+        """Whether some ring should be read before its time, lest it overwrites records."""
+        return any(source.reader.backlog > FULL_SHARE for source in self.sources.values() if not source.released)
 
     def final(self) -> None:
         """Last read, when no rank writes any more: what was left half written is given up and counted."""

@@ -137,6 +137,11 @@ class RingReader:
                 self._dropped[name] = max(self._dropped[name], missing)
         return Batch(self._settle_collectives(new, now_ns, final), *self._settle_events(events, final))
 
+    @property
+    def backlog(self) -> float:
+        """Share of its fuller ring that is not read yet."""
+        return max(self.collectives.backlog(self["collectives_head"]), self.events.backlog(self["events_head"]))
+
     def counts(self, section: str = "collectives") -> Counts:
         """Records written, captured and dropped so far in "collectives" or "events"."""
         captured = (self.collectives if section == "collectives" else self.events).captured

@@ -113,6 +113,10 @@ class SlotReader:
             raw[~alive] = _as(rows, raw.dtype)[~alive]
         return fresh, alive
 
+    def backlog(self, head: int) -> float:
+        """Share of the section that is written up to `head` and not read; above 1 records are lost."""
+        return (head - self._next) / len(self._slots)
+
     def release(self) -> None:
         """Let go of the mapped file; open rows that are looked at `again` count as overwritten from now on."""
         self._slots = np.zeros(1, self._slots.dtype)

@@ -105,8 +105,10 @@ class StepDiagnosis:
         final: bool = False,
     ) -> tuple[Finding, ...]:
         """Look at the steps completed since the last call, and at the host; returns the findings that are new."""
+        if not final and now_ns - self._last_ns < INTERVAL_NS:
+            return ()
         history = table.window(HISTORY_STEPS)
-        if history is None or (not final and now_ns - self._last_ns < INTERVAL_NS):
+        if history is None:
             return ()
         last = int(history.steps[-1])
         if last == self._last_step:

@@ -14,6 +14,7 @@ from ranksight.agent.collectives.series import HIGHEST_SECONDS, LOWEST_SECONDS, 
 from ranksight.agent.collectives.tails import Tails
 from ranksight.agent.reading.reader import RingReader
 from ranksight.agent.reading.slots import Rows as SlotRows
+from ranksight.agent.reading.slots import pick
 from ranksight.hooks import wire
 
 MAX_NOTES = 64  # distinct texts kept per rank
@@ -60,13 +61,10 @@ class Steps:
         """Take in ended events of one rank."""
         state = self.ranks.setdefault(rank, RankSteps())
         wanted = np.flatnonzero(_WANTED[rows["kind"]])
-        for at in wanted.tolist():
-            row = rows[at]
-            kind = int(row["kind"])
-            if kind == wire.EventKind.STEP:
-                self._add_step(rank, state, row)
-            else:
-                self._add_event(state, kind, row, reader)
+        kinds = rows["kind"][wanted]
+        self._add_steps(rank, state, pick(rows, wanted[kinds == wire.EventKind.STEP]))
+        for at in wanted[kinds != wire.EventKind.STEP].tolist():
+            self._add_event(state, int(rows["kind"][at]), rows[at], reader)
 
     def count(self, now_ns: int) -> None:
         """Put the steps of this poll, of all ranks, into histogram and tails."""
@@ -77,20 +75,22 @@ class Steps:
             self.tails.add(rank_row, seconds, now_ns)
         self.tails.roll(now_ns)
 
-    def _add_step(self, rank: int, state: RankSteps, row: np.void) -> None:
-        begin_ns, end_ns, step = int(row["begin_ns"]), int(row["end_ns"]), int(row["step"])
-        if end_ns <= begin_ns:
-            return  # never closed: its rank died in it
+    def _add_steps(self, rank: int, state: RankSteps, rows: SlotRows) -> None:
+        rows = pick(rows, rows["end_ns"] > rows["begin_ns"])  # one that was never closed: its rank died in it
+        if not len(rows):
+            return
         number = self.rows.number((str(rank),))
         self.histogram.grow(len(self.rows))
         self.tails.grow(len(self.rows))
-        seconds = (end_ns - begin_ns) / 1e9
-        self._new.append((number, seconds, step, end_ns))
-        state.steps += 1
-        if row["n_values"] >= 2:
-            state.job_tokens = float(row["values"][1]) + (state.job_tokens or 0.0)
-        state.step_seconds += seconds
-        state.last_step = step if state.last_step is None else max(step, state.last_step)
+        steps, ends = rows["step"].tolist(), rows["end_ns"].tolist()
+        seconds = ((rows["end_ns"] - rows["begin_ns"]) / 1e9).tolist()
+        self._new += zip([number] * len(rows), seconds, steps, ends, strict=True)
+        state.steps += len(rows)
+        said = rows["n_values"] >= 2
+        if said.any():
+            state.job_tokens = float(rows["values"][said, 1].sum()) + (state.job_tokens or 0.0)
+        state.step_seconds += sum(seconds)
+        state.last_step = max(steps) if state.last_step is None else max(*steps, state.last_step)
 
     def _add_event(self, state: RankSteps, kind: int, row: np.void, reader: RingReader) -> None:
         values = row["values"].tolist()

@@ -10,6 +10,7 @@ afterwards. Memory is bounded: KEPT_STEPS rows per rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ from ranksight.hooks import wire
 from ranksight.hooks.records import Group
 
 KEPT_STEPS = 512
-FOLD_INTERVAL_NS = 500_000_000
+FOLD_INTERVAL_NS = 900_000_000
 WARM_UP_STEPS = 5  # lazy connections, autotuning, caches: their times say nothing about the hardware
 LONG_PHASES = (
     wire.Phase.STARTUP,
@@ -71,7 +72,7 @@ class _RankSteps:
     def add(self, step: int, column: str, value: float) -> None:
         """Add seconds to a column of a step."""
         at, number = self.row(step), _COLUMN[column]
-        self.values[at, number] = value + (0.0 if np.isnan(self.values[at, number]) else self.values[at, number])
+        self.values[at, number] = value + (0.0 if math.isnan(self.values[at, number]) else self.values[at, number])
 
 
 class StepTable:
@@ -194,39 +195,43 @@ class StepTable:
         return out
 
     def _add_events(self, mine: _RankSteps, events: Rows) -> None:
-        for event in events:
-            step, kind = int(event["step"]), int(event["kind"])
+        if not len(events):
+            return
+        # Columns as lists: a field of a structured row costs more than all that is done with it here.
+        columns = (events[name].tolist() for name in ("step", "kind", "code", "n_values", "begin_ns", "end_ns"))
+        first = events["values"][:, 0].tolist()
+        for step, kind, code, n_values, begin_ns, end_ns, value in zip(*columns, first, strict=True):
             if step < 0:
                 continue
-            seconds = max(0, int(event["end_ns"]) - int(event["begin_ns"])) / 1e9
+            seconds = max(0, end_ns - begin_ns) / 1e9
             if kind == wire.EventKind.STEP:
                 mine.values[mine.row(step), _COLUMN["duration"]] = seconds
                 for watched in ("data", "gc", "checkpoint"):
                     mine.add(step, watched, 0.0)  # these are watched in every step: no event is none, not unknown
-                mine.ended_ns[step] = int(event["end_ns"])
+                mine.ended_ns[step] = end_ns
                 mine.ended_ns.pop(step - KEPT_STEPS, None)
-                if np.isnan(mine.values[mine.row(step), _COLUMN["elements"]]):
+                if math.isnan(mine.values[mine.row(step), _COLUMN["elements"]]):
                     mine.values[mine.row(step), _COLUMN["elements"]] = mine.elements  # it is said when it changes
-                if event["n_values"]:
-                    mine.values[mine.row(step), _COLUMN["cpu"]] = float(event["values"][0])
+                if n_values:
+                    mine.values[mine.row(step), _COLUMN["cpu"]] = value
             elif kind == wire.EventKind.DATA:
                 mine.add(step, "data", seconds)
             elif kind == wire.EventKind.GC:
                 mine.add(step, "gc", seconds)
-            elif kind == wire.EventKind.MEMORY and event["n_values"]:
-                mine.values[mine.row(step), _COLUMN["rss_bytes"]] = float(event["values"][0])
-            elif kind == wire.EventKind.INPUT and event["n_values"]:
-                mine.elements = float(event["values"][0])
+            elif kind == wire.EventKind.MEMORY and n_values:
+                mine.values[mine.row(step), _COLUMN["rss_bytes"]] = value
+            elif kind == wire.EventKind.INPUT and n_values:
+                mine.elements = value
                 mine.values[mine.row(step), _COLUMN["elements"]] = mine.elements
             elif kind == wire.EventKind.CHECKPOINT:
                 mine.add(step, "checkpoint", seconds)
                 mine.exempt[mine.row(step)] = True
             elif kind == wire.EventKind.PHASE:
-                if int(event["code"]) in LONG_PHASES and seconds >= LONG_PHASE_SECONDS:
+                if code in LONG_PHASES and seconds >= LONG_PHASE_SECONDS:
                     mine.exempt[mine.row(step)] = True
-            elif kind in {wire.EventKind.LOSS, wire.EventKind.GRAD_NORM} and event["n_values"]:
-                value, at = float(event["values"][0]), mine.row(step)
-                if np.isfinite(value):
+            elif kind in {wire.EventKind.LOSS, wire.EventKind.GRAD_NORM} and n_values:
+                at = mine.row(step)
+                if math.isfinite(value):
                     mine.values[at, _COLUMN["loss" if kind == wire.EventKind.LOSS else "grad_norm"]] = value
                 else:
                     (mine.nonfinite if kind == wire.EventKind.LOSS else mine.nonfinite_norm)[at] = True

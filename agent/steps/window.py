@@ -118,6 +118,9 @@ def excess(values: Floats, peers: tuple[int, ...]) -> Floats:
 def _by_known_columns(values: Floats) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
     """Groups of rows whose known (not NaN) columns are the same: mask of rows, mask of columns."""
     known = ~np.isnan(values)
+    if (known == known[:1]).all():  # nearly always, and np.unique is slow
+        yield np.ones(len(values), bool), np.asarray(known[:1].any(axis=0))
+        return
     patterns, where = np.unique(known, axis=0, return_inverse=True)
     for number, pattern in enumerate(patterns):
         yield where.reshape(-1) == number, pattern

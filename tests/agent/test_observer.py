@@ -9,7 +9,7 @@ from ranksight.agent.observer import Observer
 from ranksight.hooks import wire
 from ranksight.hooks.ring import Sizes, fallback_directory
 from tests.agent.conftest import BEGIN, MS, SECOND, Host
-from tests.support.ring_writer import RingWriter
+from tests.support.ring_writer import SMALL, RingWriter
 
 
 def world(host: Host, size: int, **options: object) -> tuple[list[RingWriter], list[int]]:
@@ -291,3 +291,14 @@ def test_rings_that_found_no_room_on_tmpfs_are_read_where_they_went(tmp_path: Pa
     observer = Observer(tmp_path / "run-7")
     observer.poll()
     assert [identity.rank for identity in observer.identities()] == [0]
+
+
+def test_a_ring_that_fills_asks_to_be_read_early(host: Host) -> None:
+    writers, groups = world(host, 2)
+    host.poll()
+    assert not host.observer.filling()
+    for seq in range(SMALL.collectives // 8):
+        writers[1].collective(groups[1], seq, BEGIN, BEGIN + 1)
+    assert host.observer.filling()
+    host.poll()
+    assert not host.observer.filling()

@@ -26,7 +26,7 @@ from ranksight.hooks import wire
 from ranksight.hooks.ring import Sizes
 from tests.support.ring_writer import RingWriter
 
-RANKS, STEPS_PER_SECOND, OPS_PER_STEP, POLLS_PER_SECOND = 8, 10, 60, 4
+RANKS, STEPS_PER_SECOND, OPS_PER_STEP, POLLS_PER_SECOND = 8, 10, 60, 2
 STEP_NS = 1_000_000_000 // STEPS_PER_SECOND
 BEGIN_NS = 1_000_000_000_000
 
