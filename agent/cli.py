@@ -270,6 +270,17 @@ def policy_check_command(
     policy.check(path, Console())
 
 
+@policy_app.command("replay")
+def policy_replay_command(
+    path: Annotated[Path, typer.Argument(metavar="F", help="stop_conditions.toml.")],
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="D...", help="Directories of runs that are over.")],
+) -> None:
+    """Say what a file of conditions would have stopped in recorded runs, when, and what that saves or costs."""
+    from ranksight.agent.policy import command as policy
+
+    policy.replay_runs(path, run_dirs, Console())
+
+
 bench_app = typer.Typer(help="Measure what ranksight costs on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 

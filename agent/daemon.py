@@ -3,6 +3,7 @@
     every POLL_SECONDS    Observer.poll
     every REPORT_SECONDS  report.json, so that there is one whatever happens to this process
     SIGUSR1               the job was asked to end: ranks that end from now on are no fault
+    SIGUSR2               a scheduler asks for a stop with a checkpoint after one step
     SIGTERM, SIGINT       final read, last report, report.html, exit 0
     parent gone           the same: an agent outlives its `ranksight run` by one poll
 
@@ -82,6 +83,7 @@ class _Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ending.set)
         loop.add_signal_handler(signal.SIGUSR1, self._observer.stopping)
+        loop.add_signal_handler(signal.SIGUSR2, self._asked_to_leave)
         listener, moved = http.bind(self._options.host, self._options.port)
         port = listener.getsockname()[1]
         if moved:
@@ -113,6 +115,11 @@ class _Daemon:
         self._write_report()
         self._complete_run_info()
         self._write_page()
+
+    def _asked_to_leave(self) -> None:
+        policy = self._observer.parts.find(Policy)
+        if policy is not None:
+            policy.asked_to_leave(self._observer, self._observer.now_ns())
 
     def _complete_run_info(self) -> None:
         """Add to run.json what only the ranks could say: the layout of the job and facts about its data."""

@@ -151,6 +151,11 @@ class _Agent:
         if (self._run_dir / AGENT_FILE).exists() and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1)
 
+    def ask_to_leave(self) -> None:
+        """Tell it that a scheduler wants the job to leave after one step, with a checkpoint."""
+        if (self._run_dir / AGENT_FILE).exists() and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR2)
+
     def finish(self, exit_code: int) -> None:
         """Say how the launcher ended and wait for the final report."""
         files.write_json(self._run_dir / EXIT_FILE, {"exit_code": exit_code})
@@ -241,12 +246,24 @@ class _Launcher:
         if number in ENDING and self._kill_at is None:
             self._kill_at = time.monotonic() + STOP_SECONDS
             self._agent.stopping()
+        if number == signal.SIGUSR1 and not _handles(self._process.pid, number):
+            self._agent.ask_to_leave()  # the launcher would die of it
+            return
         if number != signal.SIGINT or not sys.stdin.isatty():  # the terminal has sent it to the whole group
             self._process.send_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+
+def _handles(pid: int, number: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process catches or ignores a signal; True when that can't be told."""
+    try:
+        lines = dict(line.split(":", 1) for line in (proc / str(pid) / "status").read_text().splitlines() if ":" in line)
+        return bool((int(lines["SigCgt"], 16) | int(lines["SigIgn"], 16)) >> (number - 1) & 1)
+    except (OSError, KeyError, ValueError):
+        return True
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

@@ -1,13 +1,15 @@
-"""`ranksight policy check F`: read a file of stop conditions and say what each of them does."""
+"""`ranksight policy`: what the conditions of a file do, and what they would have done in recorded runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from ranksight.agent.policy import conditions
+from ranksight.agent.policy.replay import Outcome, replay
 
 
 def check(path: Path, console: Console) -> None:
@@ -28,3 +30,26 @@ def check(path: Path, console: Console) -> None:
     count = len(policy.conditions)
     dry = ", dry run: nothing is done" if policy.dry_run else ""
     console.print(f"{path}: {count} condition{'s' * (count != 1)}{dry}", highlight=False, soft_wrap=True, markup=False)
+
+
+def replay_runs(path: Path, run_dirs: Sequence[Path], console: Console) -> None:
+    """Print what the policy in `path` would have done in each run; RanksightError names what can't be read."""
+    policy = conditions.load(path)
+    for run_dir in run_dirs:
+        outcome = replay(policy, run_dir)
+        for line in _lines(outcome):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    names = ", ".join(condition.name for condition in policy.conditions if condition.metric)
+    if names:
+        console.print(f"not replayed, because metrics are not recorded: {names}", markup=False, highlight=False)
+
+
+def _lines(outcome: Outcome) -> list[str]:
+    lines = [f"{outcome.run_dir}: {outcome.words}"]
+    decisions = [*outcome.observed, *([outcome.stop] if outcome.stop is not None else [])]
+    for decision in decisions:
+        when = ""
+        if decision is outcome.stop:
+            when = f" after {outcome.at_seconds:.0f} s" + (f", in step {outcome.at_step}" if outcome.at_step is not None else "")
+        lines.append(f"  {decision.condition}: {decision.action}{when}, exit code {decision.exit_code}. {decision.reason}")
+    return lines

@@ -20,7 +20,7 @@ from ranksight.agent.parts import Part, Surroundings
 from ranksight.agent.policy import handover
 from ranksight.agent.policy.audit import AUDIT_FILE, FINDINGS_FILE, FindingsLog, Log
 from ranksight.agent.policy.conditions import Action
-from ranksight.agent.policy.engine import Decision, Engine, Look, Series, describe
+from ranksight.agent.policy.engine import RETRY, Decision, Engine, Look, Series, describe
 from ranksight.agent.policy.evidence import Suspect
 from ranksight.agent.policy.handover import State
 from ranksight.agent.policy.stopping import Job, Stopping, to_json
@@ -73,10 +73,15 @@ class Policy(Part):
                     self.stopping.end(now_ns, f"a rank can't leave: {still[0].message}")
             self.stopping.tick(self._suspects(observer), now_ns, _step_seconds(observer))
 
-    def decide(self, decision: Decision, observer: Observer, now_ns: int) -> None:
-        """Write a decision down and, when it is to be enforced, begin the stop or make it harsher."""
+    def asked_to_leave(self, observer: Observer, now_ns: int) -> None:
+        """A scheduler wants the job to leave: no condition, and nothing that anybody would have to enforce."""
+        reason = "SIGUSR1: the job is asked to leave."
+        self.decide(Decision("signal", Action.CHECKPOINT_AND_STOP, reason, (), RETRY), observer, now_ns, asked=True)
+
+    def decide(self, decision: Decision, observer: Observer, now_ns: int, *, asked: bool = False) -> None:
+        """Write a decision down and, when it is to be enforced or was asked for, begin the stop or make it harsher."""
         alive = any(source.state is not None for source in observer.current())
-        acts = self._acts and decision.action is not Action.OBSERVE and alive
+        acts = (self._acts or asked) and decision.action is not Action.OBSERVE and alive
         self._audit.append({
             "event": "decision", "acts": acts, "job_runs": alive, "step": _step(observer), "monotonic_ns": now_ns,
             "decision": to_json(decision), "ranks": [self._inputs(observer, rank) for rank in decision.ranks],

@@ -32,7 +32,20 @@ def render(report: dict[str, Any], console: Console, report_path: str) -> None:
     primary = report["findings"][verdict["primary"]] if verdict["primary"] is not None else None
     if primary:
         console.print(f"  {primary['advice']}", markup=False, highlight=False)
+    stop = report.get("stop")
+    if stop:
+        console.print(_stop(stop), markup=False, highlight=False)
     console.print(f"report: {report_path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _stop(stop: dict[str, Any]) -> str:
+    done = {
+        "left": f"stopped: all ranks left after step {stop['step']}",
+        "ended": "stopped: the processes were ended",
+        "completed": "not stopped: the job was through first",
+        "observed": f"not stopped, observed only ({stop['action']})",
+    }
+    return f"{done.get(stop['state'], 'stopping')}. {stop['reason']}"
 
 
 def _collectives(rows: list[dict[str, Any]]) -> Table:
