@@ -12,6 +12,7 @@ Without an attachment every call does nothing and costs next to nothing; with on
 
 from ranksight.hooks.api import (
     attach,
+    checkpoint_wanted,
     clean_steps,
     detach,
     name_axis,
@@ -27,6 +28,7 @@ from ranksight.hooks.api import (
 
 __all__ = [
     "attach",
+    "checkpoint_wanted",
     "clean_steps",
     "detach",
     "name_axis",

@@ -148,6 +148,17 @@ def stop_requested() -> int | None:
     return answer[0]
 
 
+def checkpoint_wanted() -> bool:
+    """Whether a checkpoint may be written now: False on the way out of a stop because what is in memory may be wrong."""
+    answer = [True]
+
+    def body(attached: Attachment) -> None:
+        answer[0] = attached.stop.saves(attached.recorder.step)
+
+    _guarded(attachment.current, body)
+    return answer[0]
+
+
 def on_stop(callback: Callable[[int], None]) -> None:
     """Have `callback(step)` save a checkpoint when all ranks leave after `step`, just before the hooks end the process.
 

@@ -84,6 +84,12 @@ class Stop:
                 return None
             self._sleep(_LOOK_S)
 
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint should be written at this step; not when all ranks leave here because memory may be wrong."""
+        ring = self._recorder.ring
+        agreed = ring["stop_committed"] and ring["stop_committed"] == ring["stop_request"]
+        return not (agreed and step >= ring["stop_after_step"] and ring["stop_action"] == wire.StopAction.STOP)
+
     def leaving(self) -> None:
         """The process ends: say after which step, when that was agreed."""
         ring = self._recorder.ring

@@ -57,3 +57,8 @@ def clean_steps() -> int | None:
 def stop_after() -> int | None:
     """The step after which ranksight wants all ranks to leave."""
     return hooks.stop_requested()
+
+
+def checkpoint_wanted() -> bool:
+    """Whether a checkpoint may be written now; not when all ranks leave because what is in memory may be wrong."""
+    return hooks.checkpoint_wanted()

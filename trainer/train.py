@@ -124,7 +124,7 @@ class Trainer:
             reports.append(report)
             on_report(report)
             ends = stopped or self.step == self.config.train.steps
-            if folder and (ends or (every and self.step % every == 0)):
+            if folder and observe.checkpoint_wanted() and (ends or (every and self.step % every == 0)):
                 self.faults.at(Place.SAVING, self.step)
                 with observe.phase("checkpoint"):
                     self.checkpoints.save(self._state(), self.step, self.cursor)

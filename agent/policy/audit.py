@@ -18,7 +18,7 @@ from ranksight.agent.findings import Finding, Severity
 from ranksight.agent.report.build import json_safe
 
 AUDIT_FILE, FINDINGS_FILE = "audit.jsonl", "findings.jsonl"
-_FIRST_AGAIN_NS = 2_000_000_000  # a finding that goes on is written again after 2 s, 4 s, 8 s, ...
+_FIRST_AGAIN_NS = 2_000_000_000  # a finding that goes on is written again 2 s later, then whenever it is a quarter older
 
 
 class Log:
@@ -63,7 +63,7 @@ class FindingsLog:
                 self._seen[key] = (now_ns, now_ns, finding.severity, finding.last_step)
                 continue
             first, written, severity, last_step = known
-            due = now_ns - written >= max(_FIRST_AGAIN_NS, written - first)
+            due = now_ns - written >= max(_FIRST_AGAIN_NS, (written - first) // 4)
             if due and finding.last_step != last_step:
                 self._write("on", finding, step, now_ns)
                 self._seen[key] = (first, now_ns, severity, finding.last_step)

@@ -74,12 +74,45 @@ def test_the_reference_trainer_saves_first(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "saved").iterdir()] == [f"step-{steps:08}"]
 
 
+def test_a_number_that_is_not_finite_stops_the_trainer_before_it_gets_into_the_weights(tmp_path: Path) -> None:
+    policy = conditions(tmp_path, 'kinds = ["nonfinite"]\n', "stop")
+    trainer = [
+        "-m", "ranksight.trainer", "--dp", "2", "--steps", "100000", "--folder", str(tmp_path / "saved"),
+        "--fault", "nan-gradient:rank=1,step=12",
+    ]  # fmt: skip
+    code, out, err = ranksight.finish(launch(tmp_path, policy, trainer))
+    assert code == 75, err
+    skipped = [line.split("/")[0].split()[1] for line in out.splitlines() if "update skipped" in line]
+    assert skipped == ["13"]  # the very step, and the weights are sound in the next
+    stop = ranksight.report(tmp_path / "run")["stop"]
+    assert (stop["state"], stop["finding"]["kind"], stop["finding"]["first_step"]) == ("left", "nonfinite", 12)
+    assert not list((tmp_path / "saved").glob("step-*"))  # what is in memory may be wrong
+
+
+def test_sigusr1_asks_for_a_stop_with_a_checkpoint(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    launcher = [*ranksight.TORCHRUN, "--nproc-per-node", "2", str(SCRIPT), str(NEVER), str(saved)]
+    process = ranksight.start(tmp_path / "run", launcher)
+    assert process.stdout is not None
+    process.stdout.readline()
+    ranksight.await_file(tmp_path / "run" / "agent.json", process)
+    process.send_signal(signal.SIGUSR1)
+    code, _, err = ranksight.finish(process)
+    assert code == 75, err
+    stop = ranksight.report(tmp_path / "run")["stop"]
+    assert (stop["state"], stop["decision"]["condition"]) == ("left", "signal")
+    assert sorted(path.name for path in saved.iterdir()) == [f"{rank}-{stop['step']}" for rank in (0, 1)]
+
+
 def test_a_stopped_rank_is_ended_with_evidence_and_torchrun_does_not_restart(tmp_path: Path) -> None:
     policy = conditions(tmp_path, STUCK, "checkpoint_and_stop", "grace_seconds = 1.0")
     process = launch(tmp_path, policy, [str(SCRIPT), str(NEVER)])
     assert process.stdout is not None
-    lines = [process.stdout.readline().split() for _ in range(2)]
-    pids = {int(line[0]): int(line[1]) for line in lines}
+    pids: dict[int, int] = {}
+    while len(pids) < 2:
+        rank, pid, _ = map(int, process.stdout.readline().split())
+        pids[rank] = pid
     os.kill(pids[1], signal.SIGSTOP)
     code, out, err = ranksight.finish(process)
     assert code == 75, err

@@ -104,6 +104,15 @@ def test_callbacks_save_before_the_hooks_leave(rank: Rank, action: StopAction, s
     assert rank.ring["hooks_errors"] == len(saved)
 
 
+@pytest.mark.parametrize(("action", "saves"), [(StopAction.CHECKPOINT_AND_STOP, True), (StopAction.STOP, False)])
+def test_a_stop_because_memory_may_be_wrong_saves_nothing(rank: Rank, action: StopAction, saves: bool) -> None:
+    rank.propose(after=3, action=action)
+    assert rank.stop.saves(3)
+    rank.ring["stop_committed"] = 1
+    assert rank.stop.saves(2)
+    assert rank.stop.saves(3) is saves
+
+
 def test_a_trainer_that_asks_leaves_by_itself(rank: Rank) -> None:
     rank.stop.asked = True
     rank.propose(after=3)

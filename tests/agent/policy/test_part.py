@@ -180,15 +180,15 @@ def test_an_agent_that_ends_takes_an_open_proposal_back(job: Job) -> None:
 
 def test_findings_are_written_when_found_and_when_they_go_on(job: Job) -> None:
     slow = Finding(kind="straggler", severity=Severity.WARNING, message="slow", advice="", ranks=(0,), last_step=9)
-    for seconds, last_step in ((0, 9), (1, 10), (2, 11), (3, 12), (3, 13)):
+    for seconds, last_step in ((0, 9), (1, 10), (2, 11), (20, 12), (4, 13), (2, 14)):
         job.found = [replace(slow, last_step=last_step)]
         job.roll(seconds)
     job.found = [replace(slow, severity=Severity.CRITICAL)]
     job.roll()
     job.policy.close(job.observer, job.host.now)
     lines = job.lines("findings.jsonl")
-    assert [line["event"] for line in lines] == ["found", "on", "on", "worse", "end"]
-    assert [line["seconds"] for line in lines] == [0, 3, 6, 9.25, 9.25]
+    assert [line["event"] for line in lines] == ["found", "on", "on", "on", "worse", "end"]
+    assert [line["seconds"] for line in lines] == [0, 3, 23, 29, 29.25, 29.25]
     blocks = {block.spec.name: block for block in job.policy.blocks(job.observer)}
     found = dict(blocks["ranksight_findings_total"].series())
     assert found == {("straggler", "critical"): 1, ("straggler", "warning"): 1}
