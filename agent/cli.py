@@ -92,13 +92,20 @@ def resume_command(
     host: Host = "127.0.0.1",
     port: Port = 9474,
     config: ConfigFile = None,
+    stop_conditions: StopConditionsFile = None,
+    enforce: Enforce = False,
 ) -> None:
     """Verify the recovery plan of a run and go on from its checkpoint; exits with 76 when the same fault comes back."""
     from ranksight.agent.recovery import resume
 
     _check_config(config)
     plan = resume.prepare(run_dir, launcher or (), another_layout=another_layout)
-    outcome, repeated = resume.resume(run_dir, plan, {"host": host, "port": port, "config": config})
+    _check_conditions(stop_conditions, enforce)
+    options = {
+        "host": host, "port": port, "config": config, "stop_conditions": stop_conditions, "enforce": enforce,
+        "restarts": files.read_json(run_dir / "run.json").get("restarts", 0) + 1,
+    }  # fmt: skip
+    outcome, repeated = resume.resume(run_dir, plan, options)
     table.render(outcome.report, _stderr(), str(plan.run_dir / "report.json"))
     if repeated is not None:
         _stderr().print(f"ranksight: {repeated}", highlight=False)

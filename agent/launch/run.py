@@ -77,7 +77,7 @@ def run(options: RunOptions) -> Outcome:
         leftovers.sweep(rings.parent, time.time(), say=lambda text: print(f"ranksight: {text}", file=sys.stderr))
     environ = _environment(run_dir, ring_dir, run_id)
     prebuild.native_tap(options.launcher, environ)
-    files.write_json(run_dir / "run.json", run_info.describe(run_id, options.launcher))
+    files.write_json(run_dir / "run.json", run_info.describe(run_id, options.launcher) | {"restarts": options.restarts})
     agent = _Agent(options, run_id, run_dir, ring_dir)
     try:
         exit_code = _Launcher(options.launcher, environ, agent, run_dir, run_id).wait()

@@ -147,7 +147,7 @@ class Policy(Part):
         return Look(now_ns, findings, series, phases.get, tuple(phases))
 
     def _suspects(self, observer: Observer) -> list[Suspect]:
-        wanted = set(self.stopping.order.decision["ranks"]) if self.stopping is not None else set()
+        wanted = set(self.stopping.order.decision.get("ranks", ())) if self.stopping is not None else set()
         found = [
             Suspect(source.rank, source.reader["pid"], source.reader.path, source.state) for source in observer.current()
         ]

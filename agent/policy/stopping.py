@@ -29,7 +29,7 @@ from ranksight.hooks.wire import StopAction
 
 EVIDENCE = "evidence"
 SPARE_NS = 1_000_000_000  # for the agent to say that the evidence is there, before the processes are ended without it
-_ASKED = {str(Action.CHECKPOINT_AND_STOP): StopAction.CHECKPOINT_AND_STOP, str(Action.STOP): StopAction.STOP}
+_ACTIONS = {str(Action.CHECKPOINT_AND_STOP): StopAction.CHECKPOINT_AND_STOP, str(Action.STOP): StopAction.STOP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class Stopping:
         self.order = order
         self._job, self._audit = job, audit
         self._agreement: Agreement | None = None
+        self._asked: frozenset[int] = frozenset()  # process ids of the ranks that agree
         self._evidence: Evidence | None = None
         self._ending: processes.Ending | None = None
 
@@ -80,7 +81,10 @@ class Stopping:
         """Do what is due. `ranks` are the processes of all ranks, the suspects first."""
         gone = bool(ranks) and all(rank.state is None for rank in ranks)
         if self.order.state is State.LEAVING:
-            self._leave(ranks, now_ns, step_seconds)
+            if self._asked and self._asked != {rank.pid for rank in ranks}:
+                self.end(now_ns, "ranks were started again, and know nothing of the stop")
+            else:
+                self._leave(ranks, now_ns, step_seconds)
             if gone:
                 self.finish(ranks, None)
             elif now_ns >= self.order.end_by_ns:
@@ -128,7 +132,8 @@ class Stopping:
             except OSError as error:
                 self.end(now_ns, f"a control block can't be written ({error})")
                 return
-            action = _ASKED.get(self.order.action, StopAction.STOP)
+            self._asked = frozenset(rank.pid for rank in ranks)
+            action = _ACTIONS.get(self.order.action, StopAction.STOP)
             self._agreement = Agreement(blocks, action, self._job.policy.margin_steps, step_seconds)
         stage = self._agreement.tick(now_ns)
         if stage is Stage.PROPOSED:

@@ -8,12 +8,14 @@ import signal
 import socket
 import stat
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ranksight.agent.policy import handover
 from tests.support import ranksight
 
 SLEEPER = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
@@ -77,7 +79,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     ranksight.finish(process)
     assert ranksight.processes_of_session(process.pid) == []
     left = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert left == ["agent.json", "agent.log", "report.html", "report.json", "run.json"]
+    assert left == ["agent.json", "agent.log", "findings.jsonl", "report.html", "report.json", "run.json"]
     rings = Path(f"/dev/shm/ranksight-{os.getuid()}")
     run_id = ranksight.report(tmp_path / "run")["run"]["id"]
     assert not (rings / run_id).exists()
@@ -181,3 +183,18 @@ def test_report_is_private_to_nobody_but_rings_are(tmp_path: Path) -> None:
     assert stat.S_IMODE(rings.stat().st_mode) == 0o700
     process.send_signal(signal.SIGTERM)
     ranksight.finish(process)
+
+
+def test_an_order_to_stop_is_carried_out_without_a_word_of_the_agent(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = ranksight.start(run_dir, python(STUBBORN, tmp_path / "on"))
+    ranksight.await_file(tmp_path / "on", process)
+    now = time.monotonic_ns()
+    order = handover.Order(
+        state=handover.State.ENDING, action="kill", reason="by hand", decided_ns=now, end_by_ns=now, grace_seconds=0.2,
+        exit_code=76,
+    )  # fmt: skip
+    handover.write(run_dir, order)
+    code, _, err = ranksight.finish(process)
+    assert code == 76, err
+    assert ranksight.processes_of_session(process.pid) == []

@@ -135,6 +135,17 @@ def test_ranks_that_do_not_leave_in_time_are_ended(job: Job) -> None:
     assert job.order().end_by_ns <= job.host.now
 
 
+def test_ranks_that_are_started_again_are_ended(job: Job) -> None:
+    job.found = [NAN]
+    job.roll()
+    job.leave(after=-1)
+    for rank in range(2):
+        job.host.rank(rank, 2, local_world_size=2, generation=1)
+    job.roll(2)
+    assert job.order().state is State.ENDING
+    assert "started again" in job.lines("audit.jsonl")[-2]["what"]
+
+
 def test_a_job_that_is_through_first_was_not_stopped(job: Job) -> None:
     job.found = [NAN]
     job.roll()

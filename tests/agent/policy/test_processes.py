@@ -12,8 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ranksight.agent.policy.audit import Log
+from ranksight.agent.policy.conditions import Action, StopConditions
+from ranksight.agent.policy.engine import Decision
 from ranksight.agent.policy.evidence import Evidence, Suspect
+from ranksight.agent.policy.handover import State
 from ranksight.agent.policy.processes import Ending, of_run, tree
+from ranksight.agent.policy.stopping import Job, Stopping
 from ranksight.hooks.ring import ENV_RUN_ID
 
 # A parent whose child ignores SIGTERM; the parent ends at once when it is asked, and leaves the child to init.
@@ -68,6 +73,25 @@ def test_who_does_not_end_when_asked_is_killed_even_as_an_orphan(
     until_gone(ending)
     assert process.wait() == 0  # it was asked
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert of_run(run_id) == set()
+
+
+def test_an_agent_without_a_launcher_ends_the_ranks_itself(
+    job: tuple[subprocess.Popen[bytes], int], run_id: str, tmp_path: Path
+) -> None:
+    process, _ = job
+    policy = StopConditions(grace_seconds=0.2, evidence_seconds=0.0)
+    decision = Decision("c", Action.KILL, "It is so.", (0,), 75)
+    now = time.monotonic_ns()
+    stopping = Stopping.begin(Job(run_id, tmp_path, False, policy), decision, Log(None), now, None)
+    deadline = time.monotonic() + 60
+    while not stopping.order.state.over:
+        state = "S" if of_run(run_id) else None
+        stopping.tick([Suspect(0, process.pid, tmp_path / "none.ring", state)], time.monotonic_ns(), 0.0)
+        process.poll()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert stopping.order.state is State.ENDED
     assert of_run(run_id) == set()
 
 
