@@ -38,7 +38,7 @@ def build(observer: Observer, run_id: str, exit_code: int | None, extra: Iterabl
             "tap": taps.pop() if len(taps) == 1 else "mixed" if taps else None,
         },
         "verdict": judge(findings, len(ranks), max(steps, default=None)).to_json(),
-        "findings": [finding.to_json() for finding in findings],
+        "findings": acted_on([finding.to_json() for finding in findings], sections.get("stop")),
         "budget": {},
         "pipeline": {},
         "experts": {},
@@ -46,6 +46,15 @@ def build(observer: Observer, run_id: str, exit_code: int | None, extra: Iterabl
     }
     whole: dict[str, Any] = json_safe(report | sections)
     return whole
+
+
+def acted_on(findings: list[dict[str, Any]], stop: Any) -> list[dict[str, Any]]:
+    """The findings with `action` on the one that stopped the job, as `stop` of the report says."""
+    cause = stop["finding"] if stop and stop["state"] != "observed" else None
+    for finding in findings:
+        if cause is not None and (finding["kind"], finding["ranks"]) == (cause["kind"], cause["ranks"]):
+            finding["action"] = stop["action"]
+    return findings
 
 
 def missing(run_id: str, exit_code: int, why: str) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def _stop(stop: dict[str, Any]) -> str:
         "completed": "not stopped: the job was through first",
         "observed": f"not stopped, observed only ({stop['action']})",
     }
-    return f"{done.get(stop['state'], 'stopping')}. {stop['reason']}"
+    why = f"because of {stop['finding']['kind']}" if stop["finding"] else f"because {stop['reason']}"
+    return f"{done.get(stop['state'], 'stopping')}, {why}"
 
 
 def _collectives(rows: list[dict[str, Any]]) -> Table:

@@ -84,8 +84,10 @@ def test_a_number_that_is_not_finite_stops_the_trainer_before_it_gets_into_the_w
     assert code == 75, err
     skipped = [line.split("/")[0].split()[1] for line in out.splitlines() if "update skipped" in line]
     assert skipped == ["13"]  # the very step, and the weights are sound in the next
-    stop = ranksight.report(tmp_path / "run")["stop"]
+    report = ranksight.report(tmp_path / "run")
+    stop = report["stop"]
     assert (stop["state"], stop["finding"]["kind"], stop["finding"]["first_step"]) == ("left", "nonfinite", 12)
+    assert [finding["action"] for finding in report["findings"] if finding["kind"] == "nonfinite"] == ["stop"]
     assert not list((tmp_path / "saved").glob("step-*"))  # what is in memory may be wrong
 
 

@@ -58,6 +58,20 @@ def test_a_sick_run_shows_the_root_cause_once_and_the_other_findings() -> None:
     assert "warning pause: A pause." in text
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"state": "left"}, "stopped: all ranks left after step 7, because of nonfinite"),
+        ({"state": "ended"}, "stopped: the processes were ended, because of nonfinite"),
+        ({"state": "observed"}, "not stopped, observed only (stop), because of nonfinite"),
+        ({"state": "completed", "finding": None}, "not stopped: the job was through first, because ranksight_loss is 9."),
+    ],
+)
+def test_a_stop_is_one_line(change: dict[str, Any], text: str) -> None:
+    stop = {"step": 7, "action": "stop", "finding": {"kind": "nonfinite"}, "reason": "ranksight_loss is 9."}
+    assert text in shown(report(stop=stop | change)).splitlines()
+
+
 def test_a_run_that_nobody_saw_prints_no_table() -> None:
     text = shown(missing("run-1", 0, "the agent left no report."))
     assert "axis" not in text
