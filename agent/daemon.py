@@ -119,7 +119,7 @@ class _Daemon:
     def _asked_to_leave(self) -> None:
         policy = self._observer.parts.find(Policy)
         if policy is not None:
-            policy.asked_to_leave(self._observer, self._observer.now_ns())
+            policy.asked_to_leave()
 
     def _complete_run_info(self) -> None:
         """Add to run.json what only the ranks could say: the layout of the job and facts about its data."""

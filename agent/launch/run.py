@@ -139,12 +139,15 @@ class _Agent:
         ]  # fmt: skip
         self._process = self._start()
         self._started = time.monotonic()
+        self._leave_asked = False  # by a scheduler, while the agent was not ready to hear it
 
     def look(self) -> None:
-        """Start it again when it is gone, but not more than once a second."""
+        """Start it again when it is gone, but not more than once a second; tell it what it was not ready for."""
         if self._process.poll() is not None and time.monotonic() - self._started >= RESTART_SECONDS:
             self._started = time.monotonic()
             self._process = self._start()
+        if self._leave_asked:
+            self.ask_to_leave()
 
     def stopping(self) -> None:
         """Tell it that the job was asked to end. An agent that is not ready yet has seen nothing to misjudge."""
@@ -153,7 +156,8 @@ class _Agent:
 
     def ask_to_leave(self) -> None:
         """Tell it that a scheduler wants the job to leave after one step, with a checkpoint."""
-        if (self._run_dir / AGENT_FILE).exists() and self._process.poll() is None:
+        self._leave_asked = not ((self._run_dir / AGENT_FILE).exists() and self._process.poll() is None)
+        if not self._leave_asked:
             self._process.send_signal(signal.SIGUSR2)
 
     def finish(self, exit_code: int) -> None:

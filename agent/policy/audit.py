@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable
@@ -17,12 +18,14 @@ from typing import Any
 from ranksight.agent.findings import Finding, Severity
 from ranksight.agent.report.build import json_safe
 
+log = logging.getLogger(__name__)
+
 AUDIT_FILE, FINDINGS_FILE = "audit.jsonl", "findings.jsonl"
 _FIRST_AGAIN_NS = 2_000_000_000  # a finding that goes on is written again 2 s later, then whenever it is a quarter older
 
 
 class Log:
-    """One file. `path` None writes nothing; OSError when it can't be written."""
+    """One file. `path` None writes nothing. A line that can't be written is logged: it must not keep a stop from going on."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -32,32 +35,36 @@ class Log:
         if self._path is None:
             return
         line = json.dumps({"time": time.time()} | json_safe(entry), allow_nan=False) + "\n"
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            os.write(fd, line.encode())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(fd, line.encode())
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            log.error("%s: %s; the line was %s", self._path, error.strerror, line.strip())  # noqa: TRY400 - no trace wanted
 
 
 class FindingsLog:
-    """What was found when. Lines: found, worse, on, end; `seconds` since the agent first looked."""
+    """What was found when. Lines: begin (of an agent), found, worse, on, end."""
 
     def __init__(self, path: Path | None) -> None:
         self._log = Log(path)
-        self._begin_ns: int | None = None
+        self._begun = False
         self._seen: dict[tuple[object, ...], tuple[int, int, Severity, int | None]] = {}
         self.counts: dict[tuple[str, str], int] = {}
 
     def look(self, findings: Iterable[Finding], step: int | None, now_ns: int) -> None:
         """Write what is new with these findings."""
-        if self._begin_ns is None:
-            self._begin_ns = now_ns
+        if not self._begun:
+            self._begun = True
+            self._write("begin", None, step)
         for finding in findings:
             key = (finding.kind, finding.ranks, finding.stage, finding.layer, finding.group)
             known = self._seen.get(key)
             if known is None or finding.severity.order > known[2].order:
-                self._write("found" if known is None else "worse", finding, step, now_ns)
+                self._write("found" if known is None else "worse", finding, step)
                 label = (finding.kind, str(finding.severity))
                 self.counts[label] = self.counts.get(label, 0) + 1
                 self._seen[key] = (now_ns, now_ns, finding.severity, finding.last_step)
@@ -65,13 +72,12 @@ class FindingsLog:
             first, written, severity, last_step = known
             due = now_ns - written >= max(_FIRST_AGAIN_NS, (written - first) // 4)
             if due and finding.last_step != last_step:
-                self._write("on", finding, step, now_ns)
+                self._write("on", finding, step)
                 self._seen[key] = (first, now_ns, severity, finding.last_step)
 
-    def end(self, step: int | None, now_ns: int) -> None:
+    def end(self, step: int | None) -> None:
         """The last line: the job is over."""
-        self._write("end", None, step, now_ns)
+        self._write("end", None, step)
 
-    def _write(self, what: str, finding: Finding | None, step: int | None, now_ns: int) -> None:
-        seconds = (now_ns - (self._begin_ns or now_ns)) / 1e9
-        self._log.append({"event": what, "seconds": seconds, "step": step, "finding": finding and finding.to_json()})
+    def _write(self, what: str, finding: Finding | None, step: int | None) -> None:
+        self._log.append({"event": what, "step": step, "finding": finding and finding.to_json()})

@@ -52,6 +52,7 @@ class Policy(Part):
         self._observed: Decision | None = None
         self._known_before: set[tuple[str, tuple[int, ...]]] = set()  # findings that there were when the stop began
         self._looked_ns = 0
+        self._asked = False  # a scheduler wants the job to leave
         if policy.conditions:
             self._audit.append({"event": "policy", "acts": self._acts, "conditions": policy.model_dump(mode="json")})
         order = handover.read(run_dir) if run_dir else None
@@ -66,6 +67,11 @@ class Policy(Part):
         if self._engine.policy.conditions:
             for decision in self._engine.look(self._look(observer, findings, now_ns)):
                 self.decide(decision, observer, now_ns)
+        if self._asked and any(source.state is not None for source in observer.current()):
+            self._asked = False
+            reason = "SIGUSR1: the job is asked to leave."
+            decision = Decision("signal", Action.CHECKPOINT_AND_STOP, reason, (), RETRY)
+            self.decide(decision, observer, now_ns, asked=True)
         if self.stopping is not None:
             if self.stopping.order.state is State.LEAVING:
                 still = [f for f in findings if _stands_still(f) and (f.kind, f.ranks) not in self._known_before]
@@ -73,10 +79,9 @@ class Policy(Part):
                     self.stopping.end(now_ns, f"a rank can't leave: {still[0].message}")
             self.stopping.tick(self._suspects(observer), now_ns, _step_seconds(observer))
 
-    def asked_to_leave(self, observer: Observer, now_ns: int) -> None:
-        """A scheduler wants the job to leave: no condition, and nothing that anybody would have to enforce."""
-        reason = "SIGUSR1: the job is asked to leave."
-        self.decide(Decision("signal", Action.CHECKPOINT_AND_STOP, reason, (), RETRY), observer, now_ns, asked=True)
+    def asked_to_leave(self) -> None:
+        """A scheduler wants the job to leave, as soon as there are ranks: nothing that anybody would have to enforce."""
+        self._asked = True
 
     def decide(self, decision: Decision, observer: Observer, now_ns: int, *, asked: bool = False) -> None:
         """Write a decision down and, when it is to be enforced or was asked for, begin the stop or make it harsher."""
@@ -130,7 +135,7 @@ class Policy(Part):
 
     def close(self, observer: Observer, now_ns: int) -> None:
         """The job is over, or this agent is."""
-        self.found.end(_step(observer), now_ns)
+        self.found.end(_step(observer))
         if self.stopping is None:
             return
         if any(source.state is not None for source in observer.current()):

@@ -28,7 +28,7 @@ _LISTS = ("ranks", "hosts", "experts")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of findings.jsonl. `finding` None: the end of the job."""
+    """One line of findings.jsonl. `seconds` since the first one; `finding` None: the begin or the end of the job."""
 
     seconds: float
     step: int | None
@@ -71,7 +71,8 @@ def recorded(run_dir: Path) -> list[Entry]:
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         return [
-            Entry(float(line["seconds"]), line["step"], line["finding"] and _finding(line["finding"])) for line in lines
+            Entry(line["time"] - lines[0]["time"], line["step"], line["finding"] and _finding(line["finding"]))
+            for line in lines
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunDirError(f"{path}: can't read it: {error}") from error
@@ -82,7 +83,7 @@ def replay(policy: StopConditions, run_dir: Path) -> Outcome:
     entries = recorded(run_dir)
     engine, observed = Engine(policy), []
     world, code = _about(run_dir)
-    end = entries[-1] if entries and entries[-1].finding is None else None
+    end = entries[-1] if len(entries) > 1 and entries[-1].finding is None else None
     for seconds, step, findings in _looks(entries, policy):
         for decision in engine.look(Look(round(seconds * 1e9), findings)):
             if decision.action is Action.OBSERVE:

@@ -11,12 +11,14 @@ the one before it (`resume`) and goes on from there.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ranksight.agent.errors import RunDirError
 from ranksight.agent.policy import handover, processes
 from ranksight.agent.policy.agreement import SETTLE_NS, Agreement, Stage
 from ranksight.agent.policy.audit import Log
@@ -27,8 +29,11 @@ from ranksight.agent.policy.evidence import Evidence, Suspect
 from ranksight.agent.policy.handover import Order, State
 from ranksight.hooks.wire import StopAction
 
+log = logging.getLogger(__name__)
+
 EVIDENCE = "evidence"
 SPARE_NS = 1_000_000_000  # for the agent to say that the evidence is there, before the processes are ended without it
+LOOKS = 4  # at a proposal within one poll, each a few milliseconds after the one before
 _ACTIONS = {str(Action.CHECKPOINT_AND_STOP): StopAction.CHECKPOINT_AND_STOP, str(Action.STOP): StopAction.STOP}
 
 
@@ -50,6 +55,7 @@ class Stopping:
         self._job, self._audit = job, audit
         self._agreement: Agreement | None = None
         self._asked: frozenset[int] = frozenset()  # process ids of the ranks that agree
+        self._unsaved = False
         self._evidence: Evidence | None = None
         self._ending: processes.Ending | None = None
 
@@ -79,6 +85,8 @@ class Stopping:
 
     def tick(self, ranks: Sequence[Suspect], now_ns: int, step_seconds: float) -> None:
         """Do what is due. `ranks` are the processes of all ranks, the suspects first."""
+        if self._unsaved:
+            self._hand_over()
         gone = bool(ranks) and all(rank.state is None for rank in ranks)
         if self.order.state is State.LEAVING:
             if self._asked and self._asked != {rank.pid for rank in ranks}:
@@ -136,9 +144,10 @@ class Stopping:
             action = _ACTIONS.get(self.order.action, StopAction.STOP)
             self._agreement = Agreement(blocks, action, self._job.policy.margin_steps, step_seconds)
         stage = self._agreement.tick(now_ns)
-        if stage is Stage.PROPOSED:
-            time.sleep(SETTLE_NS / 1e9)  # commit now rather than at the next poll: ranks may be near the step
-            stage = self._agreement.tick(now_ns + SETTLE_NS)
+        for look in range(1, LOOKS + 1):  # commit now rather than at the next poll: ranks may be near the step
+            if stage is Stage.PROPOSED:
+                time.sleep(SETTLE_NS / 1e9)
+                stage = self._agreement.tick(now_ns + look * SETTLE_NS)
         if stage is Stage.COMMITTED and self.order.step is None:
             self.order = replace(self.order, step=self._agreement.step)
             self._save(f"all ranks leave after step {self._agreement.step}")
@@ -174,8 +183,19 @@ class Stopping:
 
     def _save(self, what: str) -> None:
         self._audit.append({"event": "stop", "what": what, "order": asdict(self.order)})
-        if self._job.run_dir is not None:
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Put the order on disk; when that can't be done now, the next tick tries again."""
+        if self._job.run_dir is None:
+            return
+        try:
             handover.write(self._job.run_dir, self.order)
+            self._unsaved = False
+        except RunDirError:
+            if not self._unsaved:
+                log.exception("the order to stop can't be written; trying on")
+            self._unsaved = True
 
 
 def to_json(decision: Decision) -> dict[str, Any]:

@@ -135,6 +135,31 @@ def test_ranks_that_do_not_leave_in_time_are_ended(job: Job) -> None:
     assert job.order().end_by_ns <= job.host.now
 
 
+def test_a_scheduler_is_obeyed_without_conditions_once_there_are_ranks(host: Host, tmp_path: Path) -> None:
+    observer = host.observer
+    (tmp_path / "run").mkdir()
+    policy = Policy(Surroundings("run-7", tmp_path / "run"))
+    policy.asked_to_leave()
+    policy.roll(observer, host.now)
+    assert policy.stopping is None
+    host.rank(0, 1, local_world_size=1).ring["step"] = 5
+    host.poll(2)
+    policy.roll(observer, host.now)
+    order = handover.read(tmp_path / "run")
+    assert order is not None
+    assert (order.state, order.action, order.step) == (State.LEAVING, "checkpoint_and_stop", 7)
+
+
+def test_an_order_that_can_not_be_written_is_tried_again(job: Job) -> None:
+    (job.run_dir / handover.STOP_FILE).mkdir()
+    job.found = [NAN]
+    job.roll()
+    assert [rank.ring["stop_committed"] for rank in job.ranks] == [1, 1]
+    (job.run_dir / handover.STOP_FILE).rmdir()
+    job.roll()
+    assert job.order().state is State.LEAVING
+
+
 def test_ranks_that_are_started_again_are_ended(job: Job) -> None:
     job.found = [NAN]
     job.roll()
@@ -198,8 +223,8 @@ def test_findings_are_written_when_found_and_when_they_go_on(job: Job) -> None:
     job.roll()
     job.policy.close(job.observer, job.host.now)
     lines = job.lines("findings.jsonl")
-    assert [line["event"] for line in lines] == ["found", "on", "on", "on", "worse", "end"]
-    assert [line["seconds"] for line in lines] == [0, 3, 23, 29, 29.25, 29.25]
+    assert [line["event"] for line in lines] == ["begin", "found", "on", "on", "on", "worse", "end"]
+    assert [line["finding"]["last_step"] for line in lines[1:-1]] == [9, 11, 12, 14, 9]
     blocks = {block.spec.name: block for block in job.policy.blocks(job.observer)}
     found = dict(blocks["ranksight_findings_total"].series())
     assert found == {("straggler", "critical"): 1, ("straggler", "warning"): 1}

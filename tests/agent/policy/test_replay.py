@@ -25,7 +25,7 @@ def slow(last_step: int | None, kind: str = "straggler") -> dict[str, Any]:
 
 def run(folder: Path, *lines: tuple[float, int, dict[str, Any] | None], exit_code: int = 0) -> Path:
     folder.mkdir()
-    entries = [{"event": "x", "seconds": at, "step": step, "finding": finding} for at, step, finding in lines]
+    entries = [{"time": 1e9 + at, "step": step, "finding": finding} for at, step, finding in ((0, None, None), *lines)]
     (folder / "findings.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     report = {"run": {"world_size": 4, "exit_code": exit_code}, "findings": [slow(9)]}
     (folder / "report.json").write_text(json.dumps(report))
