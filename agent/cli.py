@@ -96,11 +96,12 @@ def resume_command(
     enforce: Enforce = False,
 ) -> None:
     """Verify the recovery plan of a run and go on from its checkpoint; exits with 76 when the same fault comes back."""
+    from ranksight.agent.policy.engine import FINAL
     from ranksight.agent.recovery import resume
 
     _check_config(config)
-    plan = resume.prepare(run_dir, launcher or (), another_layout=another_layout)
     _check_conditions(stop_conditions, enforce)
+    plan = resume.prepare(run_dir, launcher or (), another_layout=another_layout)
     options = {
         "host": host, "port": port, "config": config, "stop_conditions": stop_conditions, "enforce": enforce,
         "restarts": files.read_json(run_dir / "run.json").get("restarts", 0) + 1,
@@ -109,7 +110,7 @@ def resume_command(
     table.render(outcome.report, _stderr(), str(plan.run_dir / "report.json"))
     if repeated is not None:
         _stderr().print(f"ranksight: {repeated}", highlight=False)
-    raise typer.Exit(outcome.exit_code if repeated is None else resume.FINAL)
+    raise typer.Exit(outcome.exit_code if repeated is None else FINAL)
 
 
 @app.command("agent")

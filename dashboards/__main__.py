@@ -1,13 +1,13 @@
 """`python -m ranksight.dashboards`: writes the committed dashboards and rules again.
 
-    boards -> grafana/*.json      recording_rules -> rules/*.yml
+    boards -> grafana/*.json      recording_rules -> rules/*.yml      alert_rules -> alerts/alerts.yml
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ranksight.dashboards import modern, recording_rules
+from ranksight.dashboards import alert_rules, modern, recording_rules
 from ranksight.dashboards.boards import BOARDS
 from ranksight.dashboards.panels import dashboard
 
@@ -24,3 +24,4 @@ def write_boards(folder: Path) -> None:
 if __name__ == "__main__":
     write_boards(GRAFANA)
     recording_rules.write(recording_rules.RULES)
+    alert_rules.write(alert_rules.ALERTS)

@@ -102,7 +102,12 @@ class Policy(Part):
         elif decision.action is Action.KILL:
             self.stopping.end(now_ns, f"condition {decision.condition!r} asks to kill")
 
-    def exit_code(self, launcher_code: int) -> int:
+    @property
+    def stopped(self) -> bool:
+        """Whether the job was stopped, or is being stopped."""
+        return self.stopping is not None and self.stopping.order.state is not State.COMPLETED
+
+    def exit_code(self, launcher_code: int | None) -> int | None:
         """How the run should exit."""
         if self.stopping is None or self.stopping.order.state is State.COMPLETED:
             return launcher_code

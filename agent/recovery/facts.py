@@ -11,7 +11,7 @@ class RunFacts:
 
     run_id: str
     exit_code: int | None  # None: the launcher was still running, or nobody knows
-    stopped: bool  # all ranks were asked to leave
+    stopped: bool  # by ranksight, which then gives the exit code
     command: tuple[str, ...]  # the launcher's; empty when there was none
     directory: str  # where it was started
     world_size: int | None

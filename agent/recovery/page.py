@@ -18,7 +18,7 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield plan["verdict"]
     yield ""
-    yield f"- ended by: {'a stop that all ranks agreed on' if run['stopped'] else 'itself'}, exit code {run['exit_code']}"
+    yield f"- ended by: {'a stop condition' if run['stopped'] else 'itself'}, exit code {run['exit_code']}"
     yield f"- confidence: {plan['confidence']}"
     yield f"- restart: {'sensible' if plan['restart']['sensible'] else 'not sensible'}: {plan['restart']['why']}"
     yield f"- change: {plan['change']}"

@@ -19,6 +19,7 @@ from ranksight.agent.errors import RanksightError
 from ranksight.agent.findings import Finding, Severity
 from ranksight.agent.observer import Observer, Source
 from ranksight.agent.parts import Part, Surroundings
+from ranksight.agent.policy.part import Policy
 from ranksight.agent.reading.reader import Batch
 from ranksight.agent.recovery import checkpoints, corruption, plan
 from ranksight.agent.recovery.facts import RunFacts
@@ -126,10 +127,13 @@ class Recovery(Part):
     def _facts(self, observer: Observer) -> RunFacts:
         current = observer.current()
         info = self._read("run.json")
+        code = self._read(files.EXIT_FILE).get("exit_code")
+        policy = observer.parts.find(Policy)
+        stopped = policy is not None and policy.stopped
         return RunFacts(
             run_id=self._run_id,
-            exit_code=self._read(files.EXIT_FILE).get("exit_code"),
-            stopped=any(source.reader["stop_request"] for source in current),
+            exit_code=policy.exit_code(code) if policy is not None and stopped else code,
+            stopped=stopped,
             command=tuple(info.get("command", ())),
             directory=info.get("directory", ""),
             world_size=max((source.reader["world_size"] for source in current), default=None),

@@ -14,6 +14,7 @@ from typing import Any
 
 from ranksight.agent.findings import Finding, Severity
 from ranksight.agent.policy.conditions import WRITTEN_IN_CODE
+from ranksight.agent.policy.engine import FINAL
 from ranksight.agent.recovery import advice, corruption, doubts
 from ranksight.agent.recovery.checkpoints import Checkpoint, State
 from ranksight.agent.recovery.command import resuming
@@ -81,6 +82,8 @@ class Plan:
         return f"written after {self.corruption.kind} was seen" + (f" in step {clean}" if clean is not None else "")
 
     def _restart(self) -> dict[str, Any]:
+        if self.run.stopped and self.run.exit_code == FINAL:
+            return {"sensible": False, "why": "the stop condition says that it is final"}
         if self.primary.kind in WRITTEN_IN_CODE:
             return {"sensible": False, "why": f"{self.primary.kind} is in the code or the data and comes back unless changed"}
         return {"sensible": True, "why": f"{self.primary.kind} need not come back"}

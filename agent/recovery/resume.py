@@ -23,7 +23,7 @@ from ranksight.agent.recovery.checkpoints import State, examine
 from ranksight.agent.recovery.command import REDACTED
 from ranksight.agent.recovery.names import EXPECTED_FILE, RECOVERY_FILE
 
-FINAL = 76  # exit code: a restart without a change would fail again
+_RESUMED = "resumed-"
 _WORLD = re.compile(r"^--(nproc[-_]per[-_]node|nnodes)(?:=(\d+))?$")
 
 
@@ -62,7 +62,8 @@ def prepare(
         if not another_layout:
             _check_layout(good, plan["run"]["world_size"], words)
     expected = None if good is None else {"step": good["step"], "cursor": good["cursor"], "path": good["path"]}
-    return Resumption(words, _next_dir(run_dir), expected)
+    number = 1 + max((int(path.name.removeprefix(_RESUMED)) for path in run_dir.glob(f"{_RESUMED}[0-9]*")), default=0)
+    return Resumption(words, run_dir / f"{_RESUMED}{number}", expected)
 
 
 def resume(run_dir: Path, resumption: Resumption, options: Mapping[str, Any]) -> tuple[run.Outcome, str | None]:
@@ -133,10 +134,3 @@ def ranks_of(command: Sequence[str]) -> int | None:
             counts[match[1].replace("_", "-")] = int(value) if value.isdigit() else None
     per_node, nodes = counts.get("nproc-per-node"), counts.get("nnodes", 1)
     return None if per_node is None or nodes is None else per_node * nodes
-
-
-def _next_dir(run_dir: Path) -> Path:
-    number = 1
-    while (run_dir / f"resumed-{number}").exists():
-        number += 1
-    return run_dir / f"resumed-{number}"
