@@ -19,8 +19,9 @@ from pathlib import Path
 import yaml
 
 from ranksight.agent import catalog
+from ranksight.agent.findings import CATEGORY_OF, Severity
 from ranksight.agent.policy import conditions
-from ranksight.agent.policy.conditions import CATEGORY_OF, Action, Condition, Severity, StopConditions
+from ranksight.agent.policy.conditions import Action, Condition, StopConditions
 
 ALERTS = Path(__file__).with_name("alerts")
 RUNBOOKS = "docs/runbooks.md"
@@ -70,7 +71,7 @@ def of_condition(condition: Condition) -> Alert:
         seconds=condition.persist_seconds,
         severity=str(condition.severity),
         action=str(action),
-        summary=f"{condition.subject[:1].upper()}{condition.subject[1:]} on {{{{ $labels.instance }}}}",
+        summary=f"{condition.name} on {{{{ $labels.instance }}}}: {condition.subject}",
         description=f"Stop condition {condition.name}.{why}",
         section=alone or ("metrics" if condition.metric else "findings"),
         condition=condition.name,

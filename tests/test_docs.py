@@ -15,6 +15,7 @@ from typer.main import get_command
 from ranksight import hooks
 from ranksight.agent import catalog
 from ranksight.agent.policy import conditions
+from ranksight.agent.recovery import runbooks
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("**/*.md"))]
@@ -48,6 +49,10 @@ def test_links_lead_to_a_file_and_a_heading(document: Path) -> None:
         path = (document.parent / name) if name else document
         assert path.exists(), target
         assert not fragment or fragment in anchors(path), target
+
+
+def test_the_runbooks_are_what_the_tables_say() -> None:
+    assert TEXT[CHECKOUT / "docs" / "runbooks.md"] == runbooks.page()
 
 
 @each_document

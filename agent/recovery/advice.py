@@ -15,6 +15,7 @@ CHANGES: dict[str, str] = {
     "straggler": "Leave out the host of the slow rank, or free it from other work.",
     "pause": "Call gc.freeze() after the start, or move what pauses the rank out of the step.",
     "input_stall": "More data workers, or faster storage.",
+    "slow_network": "Check the network and what else uses it; larger buckets and fewer collectives need less of it.",
     "cpu_oversubscribed": "Fewer threads a rank (OMP_NUM_THREADS), or fewer ranks on the host.",
     "stage_imbalance": "Move layers from the slow pipeline stage to others.",
     "workload_imbalance": "Balance the work of a batch between ranks, by tokens rather than by samples.",
@@ -27,6 +28,7 @@ CHANGES: dict[str, str] = {
     "checkpoint_incomplete": "Write the next checkpoint to storage with enough room; do not resume from this one.",
     "checkpoint_stall": "Check the storage that checkpoints go to; write them in the background.",
     "resume_mismatch": "Load the checkpoint that the command names, with its data cursor.",
+    "incomplete_data": "Look at completeness in the report and at agent.log; give the agent CPU time.",
     "memory_growth": "Drop what keeps tensors of past steps; a smaller batch only puts the end off.",
 }
 # Another host may well do better.
