@@ -15,6 +15,8 @@ CHANGES: dict[str, str] = {
     "straggler": "Leave out the host of the slow rank, or free it from other work.",
     "pause": "Call gc.freeze() after the start, or move what pauses the rank out of the step.",
     "input_stall": "More data workers, or faster storage.",
+    "slow_link": "Leave out the host whose links are slow, or check its cable and network interface.",
+    "regression": "Compare with an earlier run (ranksight compare): what changed in the code, the data or the host.",
     "slow_network": "Check the network and what else uses it; larger buckets and fewer collectives need less of it.",
     "cpu_oversubscribed": "Fewer threads a rank (OMP_NUM_THREADS), or fewer ranks on the host.",
     "stage_imbalance": "Move layers from the slow pipeline stage to others.",
@@ -32,7 +34,7 @@ CHANGES: dict[str, str] = {
     "memory_growth": "Drop what keeps tensors of past steps; a smaller batch only puts the end off.",
 }
 # Another host may well do better.
-BY_HOST = frozenset({"rank_frozen", "collective_stuck", "replica_desync", "straggler"})
+BY_HOST = frozenset({"rank_frozen", "collective_stuck", "replica_desync", "straggler", "slow_link"})
 
 
 def change(kind: str) -> str:
