@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from ranksight.agent.collectives.channels import Channel, Sample
+from ranksight.agent.collectives.channels import Channel
 from ranksight.agent.findings import Finding, Severity
+from ranksight.agent.steps.window import Floats, median_of_others
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +53,21 @@ def slow_link(
 
     On a crowded host completions are late by themselves: it is a remark unless the difference is extreme.
     """
-    families: dict[tuple[str, str, int], list[tuple[Channel, list[Sample]]]] = defaultdict(list)
+    families: dict[tuple[str, str, int], list[Channel]] = defaultdict(list)
     for channel in channels:
-        looks = [sample for sample in channel.samples if sample.step >= warm_step]
-        if len(looks) >= limits.looks and looks[-1].step - looks[-limits.looks].step >= limits.steps:
-            families[channel.family].append((channel, looks))
+        looks = channel.samples
+        if len(looks) < limits.looks:
+            continue
+        oldest = looks[-limits.looks].step
+        if oldest >= warm_step and looks[-1].step - oldest >= limits.steps:
+            families[channel.family].append(channel)
     slow = [
         found
         for members in families.values()
-        for number in range(len(members))
-        if (found := _judge(members, number, step_seconds, limits)) is not None
+        if len(members) > 1
+        for found in _judge(members, step_seconds, warm_step, limits)
     ]
-    judged = [channel for members in families.values() if len(members) > 1 for channel, _ in members]
+    judged = [channel for members in families.values() if len(members) > 1 for channel in members]
     ranks = _common(slow, judged)
     if not ranks:
         return ()
@@ -103,30 +108,39 @@ def slow_link(
     )
 
 
-def _judge(
-    members: list[tuple[Channel, list[Sample]]], number: int, step_seconds: float, limits: LinkLimits
-) -> _Slow | None:
-    """Whether one channel is slow against the others of its family."""
-    channel, looks = members[number]
-    others = [_recent(other, limits) for at, (_, other) in enumerate(members) if at != number]
-    if not others:
-        return None
-    recent = looks[-limits.looks :]
-    seconds = float(np.percentile([look.seconds for look in recent], 25))
-    usual = float(np.median(others))
-    per_step = sum(look.transfers for look in recent[1:]) / max(1, recent[-1].step - recent[0].step)
-    lost = (seconds - usual) * per_step
-    if seconds < limits.factor * usual or lost < max(limits.step_fraction * step_seconds, limits.floor_seconds):
-        return None
-    if len(others) < 2:
-        past = [look.seconds for look in looks[: -limits.looks]]
-        if len(past) < limits.looks or seconds < limits.own_factor * float(np.median(past)):
-            return None
-    return _Slow(channel, seconds, usual, per_step)
+def _judge(members: list[Channel], step_seconds: float, warm_step: int, limits: LinkLimits) -> list[_Slow]:
+    """The channels of one family that are slow against the others of it. All at once: this runs every second."""
+    recent = np.array([[look.seconds for look in islice(reversed(one.samples), limits.looks)] for one in members])
+    ordered = np.sort(recent, axis=1)
+    seconds = _quantile(ordered, 0.25)
+    usual = median_of_others(_quantile(ordered, 0.5)[None])[0]
+    return [
+        _Slow(members[at], float(seconds[at]), float(usual[at]), per_step)
+        for at in np.flatnonzero(seconds >= limits.factor * usual).tolist()
+        if (per_step := _per_step(members[at], limits))
+        and (seconds[at] - usual[at]) * per_step >= max(limits.step_fraction * step_seconds, limits.floor_seconds)
+        and (len(members) > 2 or _was_faster(members[at], float(seconds[at]), warm_step, limits))
+    ]
 
 
-def _recent(looks: Sequence[Sample], limits: LinkLimits) -> float:
-    return float(np.median([look.seconds for look in looks[-limits.looks :]]))
+def _quantile(ordered: Floats, share: float) -> Floats:
+    """A quantile of each sorted row, between its neighbours in proportion, as np.quantile gives it."""
+    place = share * (ordered.shape[1] - 1)
+    low = int(place)
+    high = min(low + 1, ordered.shape[1] - 1)
+    mixed: Floats = ordered[:, low] + (place - low) * (ordered[:, high] - ordered[:, low])
+    return mixed
+
+
+def _per_step(channel: Channel, limits: LinkLimits) -> float:
+    """Transfers of a channel in each of the recent steps."""
+    recent = list(channel.samples)[-limits.looks :]
+    return sum(look.transfers for look in recent[1:]) / max(1, recent[-1].step - recent[0].step)
+
+
+def _was_faster(channel: Channel, seconds: float, warm_step: int, limits: LinkLimits) -> bool:
+    past = [look.seconds for look in channel.samples if look.step >= warm_step][: -limits.looks]
+    return len(past) >= limits.looks and seconds >= limits.own_factor * float(np.median(past))
 
 
 def _common(slow: Sequence[_Slow], judged: Sequence[Channel]) -> tuple[int, ...]:

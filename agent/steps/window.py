@@ -111,7 +111,7 @@ def excess(values: Floats, peers: tuple[int, ...]) -> Floats:
             if known.sum() > 1:
                 rows = np.flatnonzero(row_mask)[:, None]
                 block = values[rows, columns[known]]
-                out[rows, columns[known]] = block - _median_of_others(block)
+                out[rows, columns[known]] = block - median_of_others(block)
     return out
 
 
@@ -126,7 +126,7 @@ def _by_known_columns(values: Floats) -> Iterator[tuple[NDArray[np.bool_], NDArr
         yield where.reshape(-1) == number, pattern
 
 
-def _median_of_others(values: Floats) -> Floats:
+def median_of_others(values: Floats) -> Floats:
     """For each element of a row the median of the row without it.
 
     Which sorted values are in the middle depends only on the half that the element is in, so one sort serves the row.
