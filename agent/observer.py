@@ -91,8 +91,10 @@ class Observer:
         self.unreadable: dict[str, str] = {}
         self.registry = GroupRegistry()
         self.timeline = Timeline(self.registry)
-        self.series = Series()
-        self.steps = Steps()
+        around = surroundings or Surroundings(self.run_id)
+        traces = around.config.traces
+        kept_every = traces.every if traces.endpoint else 1
+        self.series, self.steps = Series(kept_every), Steps(kept_every)
         self.witness = Witness(socket.gethostname())
         self.stops = Diagnosis(asker=stacks_of)
         self.step_table = StepTable()
@@ -109,7 +111,7 @@ class Observer:
         self._axes_for = -1
         self._looked_ns = 0
         self._renderer = exposition.Renderer(self)
-        self.parts = Parts(surroundings or Surroundings(self.run_id))
+        self.parts = Parts(around)
 
     def poll(self) -> None:
         """Read every ring once."""

@@ -45,7 +45,12 @@ class Combination(NamedTuple):
 
 @dataclass(slots=True)
 class Histogram:
-    """Classic buckets per row with the last value of each bucket as exemplar (value, step, CLOCK_MONOTONIC ns)."""
+    """Classic buckets per row with one value of each bucket as exemplar (value, step, CLOCK_MONOTONIC ns).
+
+    The exemplar is the last value; one of every `kept_every`th step, which has a trace for sure, goes before others.
+    """
+
+    kept_every: int = 1
 
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, len(BUCKETS) + 1), np.int64))
     sums: Floats = field(default_factory=lambda: np.zeros(0))
@@ -61,7 +66,7 @@ class Histogram:
             setattr(self, name, grown(getattr(self, name), rows))
 
     def add(self, rows: Ints, values: Floats, steps: Ints, times_ns: Ints) -> None:
-        """Count values; NaN is left out. A later value replaces the exemplar of its bucket."""
+        """Count values; NaN is left out."""
         self._added.append((rows, values, steps, times_ns))
         if len(self._added) >= MAX_WAITING_BATCHES:
             self.count_added()
@@ -78,9 +83,22 @@ class Histogram:
         bucket = np.searchsorted(_BUCKETS, values, side="left")
         np.add.at(self.counts.reshape(-1), rows * self.counts.shape[1] + bucket, 1)
         np.add.at(self.sums, rows, values)
-        self.values[rows, bucket] = values
-        self.steps[rows, bucket] = steps
-        self.times[rows, bucket] = times_ns
+        if self.kept_every > 1:
+            kept = steps % self.kept_every == 0
+            has_kept = (self.times[rows, bucket] > 0) & (self.steps[rows, bucket] % self.kept_every == 0)
+            self._show(~kept & ~has_kept, rows, bucket, values, steps, times_ns)
+            self._show(kept, rows, bucket, values, steps, times_ns)
+        else:
+            self._show(slice(None), rows, bucket, values, steps, times_ns)
+
+    def _show(
+        self, chosen: slice | NDArray[np.bool_], rows: Ints, bucket: Ints, values: Floats, steps: Ints, times_ns: Ints
+    ) -> None:
+        """Make the last of the chosen values the exemplar of its bucket."""
+        rows, bucket = rows[chosen], bucket[chosen]
+        self.values[rows, bucket] = values[chosen]
+        self.steps[rows, bucket] = steps[chosen]
+        self.times[rows, bucket] = times_ns[chosen]
 
 
 def grown(array: NDArray[np.generic], rows: int) -> NDArray[np.generic]:
@@ -118,9 +136,9 @@ class Rows:
 
 
 class Series:
-    """All measures of collectives of one host."""
+    """All measures of collectives of one host. `kept_every`: see Histogram."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_every: int = 1) -> None:
         self.ranked, self.shared, self.plain, self.blamed = Rows(), Rows(), Rows(), Rows()
         self.operations, self.unknown_exposed = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self.upper_bound, self.unfinished = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -128,7 +146,7 @@ class Series:
         self.instances, self.bus_bytes = np.zeros(0, np.int64), np.zeros(0)
         self.algorithm_bytes, self.transfer_sum = np.zeros(0), np.zeros(0)
         self.plain_of, self.shared_of, self.blamed_of = (np.zeros(0, np.int64) for _ in range(3))
-        self.duration, self.wait = Histogram(), Histogram()  # rows of `plain`: (rank, axis, op)
+        self.duration, self.wait = Histogram(kept_every), Histogram(kept_every)  # rows of `plain`: (rank, axis, op)
         self.duration_tails = Tails(LOWEST_SECONDS, HIGHEST_SECONDS)
         self.wait_tails = Tails(LOWEST_SECONDS, HIGHEST_SECONDS)
         self.transfer_tails = Tails(LOWEST_SECONDS, HIGHEST_SECONDS)

@@ -50,10 +50,10 @@ class RankSteps:
 class Steps:
     """Per-rank step facts of one host. Rows of `histogram` and `tails` are numbered by `rows` (rank label)."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_every: int = 1) -> None:
         self.ranks: dict[int, RankSteps] = {}
         self.rows = Rows()
-        self.histogram = Histogram()
+        self.histogram = Histogram(kept_every)
         self.tails = Tails(LOWEST_SECONDS, HIGHEST_SECONDS)
         self._new: list[tuple[int, float, int, int]] = []
 

@@ -1,7 +1,9 @@
 """A step as a Chrome trace, which Perfetto, chrome://tracing and Speedscope open. Pure: StepView -> JSON object.
 
     a process per rank    tracks: step, phases, data and pauses, pipeline, collectives by axis
-    flow arrows           send -> receive, last to arrive -> those that waited for it
+    flow arrows           send -> receive, last to arrive -> those that waited for it; they end in a slice "transfer"
+                          within the operation, from when it waited no more: Perfetto turns arrows around that lead to
+                          a slice which began earlier
     counters              tokens per expert of each layer; bubble: idle milliseconds of the pipeline so far
 
 Slices of one track must lie behind or within each other; what overlaps otherwise goes to a second track of that name.
@@ -118,6 +120,12 @@ def _flows(view: StepView, ends: dict[int, tuple[int, int]], origin: int) -> Ite
         source, target = view.operations[cause.source], view.operations[cause.target]
         begin, end = max(source.begin_ns, target.begin_ns), target.end_ns or view.end_ns
         name = "message" if cause.kind == "p2p" else "waited for"
+        if source.begin_ns > target.begin_ns:
+            rank, thread = ends[cause.target]
+            yield {
+                "ph": "X", "name": "transfer", "cat": "transfer", "pid": rank, "tid": thread,
+                "ts": _us(begin - origin), "dur": _us(max(0, end - begin)),
+            }  # fmt: skip
         for phase, where, at in (("s", cause.source, source.begin_ns), ("f", cause.target, (begin + max(begin, end)) // 2)):
             rank, thread = ends[where]
             yield {

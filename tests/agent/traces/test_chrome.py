@@ -57,6 +57,7 @@ def test_every_rank_is_a_process_with_its_tracks(trace: Trace) -> None:
     assert shown == [
         ("all_reduce", "collectives dp"), ("data", "data and pauses"), ("forward", "phases"), ("forward 0", "pipeline"),
         ("gc", "data and pauses"), ("schedule", "pipeline"), ("send", "collectives dp"), ("step", "step"),
+        ("transfer", "collectives dp"),
     ]  # fmt: skip
 
 
@@ -87,7 +88,14 @@ def test_arrows_lead_from_what_held_up_to_what_was_held_up(trace: Trace) -> None
             ends.append((point["pid"], *around))
         assert begin["ts"] <= end["ts"] and end["bp"] == "e"
         found.append((begin["cat"], *ends))
-    assert sorted(found) == [("last", (1, "all_reduce"), (0, "all_reduce")), ("p2p", (0, "send"), (1, "recv"))]
+    assert sorted(found) == [
+        ("last", (1, "all_reduce"), (0, "all_reduce", "transfer")), ("p2p", (0, "send"), (1, "recv", "transfer")),
+    ]  # fmt: skip
+
+
+def test_a_transfer_begins_when_nobody_is_waited_for_any_more(trace: Trace) -> None:
+    transfers = [(each["pid"], each["ts"], each["dur"]) for each in slices(trace) if each["name"] == "transfer"]
+    assert sorted(transfers) == [(0, 80_000.0, 5_000.0), (1, 30_000.0, 2_000.0)]
 
 
 def test_the_bubble_rises_while_a_stage_idles(trace: Trace) -> None:

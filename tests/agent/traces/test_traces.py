@@ -127,6 +127,21 @@ def test_a_broken_collector_costs_traces_and_nothing_else(
     assert fates["failed"] + fates["dropped_queue"] == 45 * 5
 
 
+@pytest.mark.timeout(60)
+def test_exemplars_point_to_steps_that_have_a_trace(tmp_path: Path) -> None:
+    with Collector() as collector:
+        training = Training(tmp_path, endpoint=collector.endpoint, every=10)
+        training.train(38)
+        exemplars = [
+            sample.exemplar.labels["trace_id"]
+            for family in training.observer.metrics() for sample in family.samples if sample.exemplar
+        ]  # fmt: skip
+        training.observer.final()
+    kept = {span.trace_id.hex() for _, span in collector.spans}
+    # The usual bucket shows the newest tenth step; the slow step has a bucket of its own.
+    assert {trace_id("run-7", 30), trace_id("run-7", 25)} <= set(exemplars) <= kept
+
+
 def test_there_is_nothing_without_an_endpoint(tmp_path: Path) -> None:
     training = Training(tmp_path)
     training.train(3)
