@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -53,6 +53,13 @@ class OverheadSection(Section):
     """Share of a rank's time; above it the tap records samples, then only counts, and goes back when that fits."""
 
 
+class NumericsSection(Section):
+    """Where numbers that are not finite come from."""
+
+    watch: Literal["after_suspicion", "always", "never"] = "after_suspicion"
+    """When ranks look at the output of every module: for 50 steps after a suspicion, in every step, or not at all."""
+
+
 class RecoverySection(Section):
     """How a job goes on after it was stopped or has failed."""
 
@@ -69,6 +76,8 @@ class Config(Section):
     """Traces of training steps."""
     overhead: OverheadSection = OverheadSection()
     """The budget of the tap."""
+    numerics: NumericsSection = NumericsSection()
+    """The watch for numbers that are not finite."""
     recovery: RecoverySection = RecoverySection()
     """Recovery plans."""
 
@@ -106,3 +115,37 @@ def _sentence(item: dict[str, object]) -> str:
     if isinstance(item["input"], dict) or item["type"] == "missing":  # the value would be the whole table
         return f"{where}: {said}" if where else said
     return f"{where} = {item['input']!r}: {said}"
+
+
+_INTRODUCTION = """# Configuration of the agent
+
+Generated from `agent/config.py` by `python -m ranksight.agent.config`; a test keeps both equal.
+
+`--config ranksight.toml` sets what a site may want other than it is; every key has a default and unknown keys are
+errors. When to stop a job is a file of its own: [stop conditions](stop-conditions.md).
+
+```toml
+[numerics]
+watch = "always"
+```
+"""
+
+
+def markdown() -> str:
+    """The text of docs/configuration.md."""
+    lines = [_INTRODUCTION]
+    for name, section in Config.model_fields.items():
+        model = section.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, Section)
+        lines.append(f"## `[{name}]`\n\n{section.description}\n\n| key | type | default | meaning |\n|---|---|---|---|")
+        for key, value in model.model_fields.items():
+            kind = value.annotation.__name__ if isinstance(value.annotation, type) else str(value.annotation)
+            kind = kind.removeprefix("typing.").replace("|", "or")
+            lines.append(f"| `{key}` | {kind} | `{value.default!r}` | {value.description} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -29,6 +29,7 @@ from ranksight.agent.collectives import measures
 from ranksight.agent.collectives.series import Series
 from ranksight.agent.collectives.timeline import FACT, Facts, InFlight, Joined, Timeline, facts_of
 from ranksight.agent.detectors.completeness import CompletenessFacts, RankCompleteness, incomplete_data
+from ranksight.agent.detectors.origins import Birth
 from ranksight.agent.detectors.replicas import Replicas
 from ranksight.agent.export import exposition
 from ranksight.agent.findings import Finding
@@ -270,6 +271,7 @@ class Observer:
             self.witness.see(source.reader, batch.collectives, batch.events)
             self._add_steps(source, batch, now_ns if not last else FAR_NS)
             self._add_checksums(source, batch.events)
+            self._add_births(source, batch.events)
             if source.rank >= 0:
                 self.parts.add(source, batch)
             self._number_groups(source)
@@ -336,6 +338,18 @@ class Observer:
             finding = self.replicas.add(source.rank, *where, value, ranks)
             if finding is not None and self.desync is None:
                 self.desync = finding
+
+    def _add_births(self, source: Source, events: Rows) -> None:
+        if source.rank < 0 or not len(events):
+            return
+        for at in np.flatnonzero(events["kind"] == wire.EventKind.ORIGIN).tolist():
+            seen = source.reader.event(events[at], {})
+            self.step_table.add_birth(
+                Birth(
+                    source.rank, self.witness.host, seen.step, seen.begin_ns, wire.Origin(seen.code),
+                    seen.name or "a module", seen.layer, seen.microbatch, seen.stage,
+                )
+            )  # fmt: skip
 
     def _discover(self) -> None:
         for folder in (self.ring_dir, fallback_directory(self.ring_dir)):

@@ -85,6 +85,7 @@ def makers() -> tuple[Maker, ...]:
         _history,
         _traces,
         _detail,
+        _watch,
         _policy,
         _recovery,
     )
@@ -120,6 +121,12 @@ def _detail(surroundings: Surroundings) -> Part:
     from ranksight.agent.overhead.part import DetailKeeper
 
     return DetailKeeper(surroundings.config.overhead)
+
+
+def _watch(surroundings: Surroundings) -> Part:
+    from ranksight.agent.steps.watch import OriginWatch
+
+    return OriginWatch(surroundings.config.numerics)
 
 
 def _policy(surroundings: Surroundings) -> Part:

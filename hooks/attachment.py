@@ -36,6 +36,7 @@ class Attachment:
         from ranksight.hooks.heartbeat import Heartbeat
         from ranksight.hooks.memory import Memory
         from ranksight.hooks.numerics import Numerics
+        from ranksight.hooks.origin import Watch
         from ranksight.hooks.pauses import Pauses
         from ranksight.hooks.phases import Phases
         from ranksight.hooks.pipeline import Pipeline
@@ -49,6 +50,8 @@ class Attachment:
         self.numerics = Numerics(recorder)
         self.steps = Steps(recorder, self.phases, self.numerics.flush)
         self.tap = tap.install(made, prefer)
+        self.watch = Watch(recorder)
+        self.numerics.suspect.append(self.watch.suspect)
         self.groups = Groups(recorder, self.tap.forget_groups)
         self.stop = Stop(recorder, self.tap.set_detail)
         self.pauses = Pauses(recorder)
@@ -60,6 +63,7 @@ class Attachment:
             Memory(recorder).step_ended,
             Settings(recorder).step_ended,
             lambda _step, _now: self.groups.scan(),
+            self.watch.step_ended,
             self.stop.leave,  # the last: it may end the process
         ]
         if torch.distributed.is_available():
@@ -68,6 +72,7 @@ class Attachment:
         self._part("pipeline", Pipeline(recorder, self.steps))
         self._part("checksums", Checksums(recorder, self.numerics))
         self._part("checkpoints", Checkpoints(recorder, self.phases))
+        self._part("origins", self.watch)
         self.pauses.install()
         self.exits.install()
         self.heartbeat.start()

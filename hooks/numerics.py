@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +23,13 @@ from ranksight.hooks import wire
 from ranksight.hooks.recorder import Recorder
 
 LOSS, GRAD_NORM = wire.EventKind.LOSS, wire.EventKind.GRAD_NORM
+_SUSPICIOUS = frozenset({LOSS, GRAD_NORM})
 _SCALED = ("DivBackward0", "MulBackward0")
 _PENDING_MOST = 4096  # events that wait for a device; more means that the device is far behind
 
 
-class _Reading:
-    """Numbers that are here, or on their way from a device."""
+class Reading:
+    """The elements of a tensor as float64: here, or on their way from a device."""
 
     __slots__ = ("_event", "_host", "values")
 
@@ -59,7 +60,7 @@ class _Said(NamedTuple):
     kind: wire.EventKind
     at_ns: int
     step: int
-    readings: Sequence[_Reading]
+    readings: Sequence[Reading]
     code: int = 0
     layer: int = -1
     summed: bool = False
@@ -77,9 +78,10 @@ class Numerics:
     """Collects the scalars of a step and writes them as events."""
 
     def __init__(self, recorder: Recorder) -> None:
+        self.suspect: list[Callable[[int], None]] = []  # called with the step of a number that is not finite
         self._recorder = recorder
-        self._losses: list[_Reading] = []
-        self._norms: list[_Reading] = []
+        self._losses: list[Reading] = []
+        self._norms: list[Reading] = []
         self._seen_loss = False  # by the last backward()
         self._all_scaled = True
         self._pending: list[_Said] = []
@@ -143,10 +145,16 @@ class Numerics:
         """Write what has arrived, in order."""
         while self._pending and all(reading.ready() for reading in self._pending[0].readings):
             said = self._pending.pop(0)
-            self._recorder.event(
-                said.kind, said.at_ns, said.at_ns, step=said.step, code=said.code, layer=said.layer, values=said.result()
-            )
+            self._put(said.kind, said.at_ns, said.step, said.code, said.layer, said.result())
         del self._pending[:-_PENDING_MOST]
+
+    def _put(
+        self, kind: wire.EventKind, at_ns: int, step: int, code: int, layer: int, values: tuple[float, ...]
+    ) -> None:
+        self._recorder.event(kind, at_ns, at_ns, step=step, code=code, layer=layer, values=values)
+        if kind in _SUSPICIOUS and not all(map(math.isfinite, values)):
+            for suspect in self.suspect:
+                suspect(step)
 
     def say(self, kind: wire.EventKind, step: int, value: Any) -> None:
         """Write what the trainer gives; from now on it stands instead of what would be seen."""
@@ -173,9 +181,9 @@ class Numerics:
                 self._write()
             return
         values = (value,) if isinstance(value, (int, float)) else value
-        self._recorder.event(kind, now, now, step=step, layer=layer, values=tuple(float(each) for each in values))
+        self._put(kind, now, step, 0, layer, tuple(float(each) for each in values))
 
-    def _read(self, tensor: torch.Tensor, what: str) -> _Reading | None:
+    def _read(self, tensor: torch.Tensor, what: str) -> Reading | None:
         placements = getattr(tensor, "placements", None)  # a DTensor, without importing it
         if placements is not None and all(placement.is_replicate() for placement in placements):
             tensor = tensor._local_tensor  # type: ignore[attr-defined]
@@ -184,11 +192,11 @@ class Numerics:
             self._skip(what, f"a {type(tensor).__name__} that is not replicated")
             return None
         if device == "cpu":
-            return _Reading(tensor)
+            return Reading(tensor)
         if device != "cuda":
             self._skip(what, f"on device {device}")
             return None
-        return None if torch.cuda.is_current_stream_capturing() else _Reading(tensor)
+        return None if torch.cuda.is_current_stream_capturing() else Reading(tensor)
 
     def _skip(self, what: str, why: str) -> None:
         if what not in self._unreadable:

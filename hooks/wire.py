@@ -145,6 +145,7 @@ HEADER = Layout(
         Field("detail_wanted", "I", 1036, "agent", "Detail the agent asks for, 0 when the hooks decide"),
         Field("stop_request", "Q", 1040, "agent", "number of the request, stored last"),
         Field("stop_committed", "Q", 1048, "agent", "number of the request that no rank can miss any more: it holds"),
+        Field("watch_until_step", "q", 1056, "agent", "modules are watched before this step; -1: never"),
         # answers to control
         Field("stop_acknowledged", "Q", 1152, "hooks", "number of the request that the rank has seen"),
         Field("stopped_after_step", "q", 1160, "hooks", "step after which the rank left, -1 while it runs"),
@@ -292,6 +293,16 @@ class EventKind(IntEnum):
     DATA = 14  # span in the data iterator
     FACT = 15  # name: "key=value", what run.json should say of the run
     INPUT = 16  # [elements of the tensors given to the wrapped model in this step]; said when it changes
+    ORIGIN = 17  # code: Origin; name: module or parameter, layer, microbatch, stage: the first number that is not finite
+
+
+class Origin(IntEnum):
+    """How a number that is not finite came into a module."""
+
+    AROSE = 1  # its inputs and weights were finite
+    WEIGHT = 2  # one of its own weights is not finite
+    CAME_IN = 3  # an input was not finite
+    GRADIENT = 4  # backward: the gradient that came to its output, or that of a parameter
 
 
 class Action(IntEnum):

@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from ranksight import hooks
-from ranksight.agent import catalog
+from ranksight.agent import catalog, config
 from ranksight.agent.policy import conditions
 from ranksight.agent.recovery import runbooks
 
@@ -72,6 +72,10 @@ def test_commands_that_are_named_exist(document: Path) -> None:
     known = set(getattr(command, "commands", {}))
     named = {name for text in code(document) for name in re.findall(r"^(?:\$ )?ranksight ([a-z]+)", text, re.MULTILINE)}
     assert named - known == set()
+
+
+def test_the_configuration_page_is_what_the_models_say() -> None:
+    assert TEXT[CHECKOUT / "docs" / "configuration.md"] == config.markdown()
 
 
 def test_the_metrics_page_is_what_the_catalogue_says() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ranksight.agent.detectors import imbalance, numerics, slow
+from ranksight.agent.detectors import imbalance, numerics, origins, slow
 from ranksight.agent.detectors.host import cpu_oversubscribed
 from ranksight.agent.detectors.regression import regression
 from ranksight.agent.findings import Finding, Severity
@@ -40,6 +40,7 @@ EXPLAINS = {
 DOUBTFUL = frozenset(
     {"straggler", "workload_imbalance", "stage_imbalance", "expert_imbalance", "pause", "slow_network", "regression"}
 )
+ONCE = frozenset({"nonfinite"})  # of a job: what is said of it grows
 STEADY_SHARE, STEADY_STEPS = 0.85, 40  # a straggler is the last one in so many steps, over so many
 
 
@@ -119,6 +120,8 @@ class StepDiagnosis:
         new = []
         crowded = cpu_oversubscribed(host.samples, host.cores, window.hosts[0], pools, last)
         for finding in (*crowded, *(_doubted(found, host) for found in detect(window, history, stages))):
+            if finding.kind == "nonfinite":
+                finding = origins.named(finding, table.births, len(history.ranks))  # noqa: PLW2901 - the same, completed
             known_as = self._known_as(finding)
             if known_as is None:
                 seconds = table.seconds_since(finding.first_step, now_ns)
@@ -132,7 +135,8 @@ class StepDiagnosis:
     def _known_as(self, finding: Finding) -> tuple[str, tuple[int, ...], int | None] | None:
         """The latched finding that this one repeats: the same kind on the same ranks, or explained by another kind."""
         for key, old in self._latched.items():
-            if old.kind == finding.kind and old.ranks == finding.ranks and old.stage == finding.stage:
+            same = old.ranks == finding.ranks and old.stage == finding.stage
+            if old.kind == finding.kind and (same or old.kind in ONCE):
                 return key
             if finding.kind in EXPLAINS.get(old.kind, ()):
                 return key
@@ -142,6 +146,8 @@ class StepDiagnosis:
 def _follow(old: Finding, new: Finding) -> Finding:
     if old.kind != new.kind:
         return old
+    if old.kind in ONCE and (new.first_step or 0) > (old.first_step or 0):  # its first step has left the window
+        return replace(old, last_step=new.last_step)
     return replace(
         old,
         severity=max(old.severity, new.severity, key=lambda severity: severity.order),
@@ -150,6 +156,10 @@ def _follow(old: Finding, new: Finding) -> Finding:
         if old.first_step is not None
         else new.first_step,
         last_step=new.last_step,
+        ranks=new.ranks,
+        hosts=new.hosts,
+        stage=new.stage,
+        layer=new.layer,
         cost_seconds=max(old.cost_seconds or 0.0, new.cost_seconds or 0.0),
         message=new.message,
         evidence=new.evidence,

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ranksight.agent.detectors.origins import Birth
 from ranksight.agent.reading.slots import COLLECTIVE, Rows, pick, stack
 from ranksight.agent.steps.window import Floats, Ints, StepWindow, busy_seconds
 from ranksight.hooks import wire
 from ranksight.hooks.records import Group
 
 KEPT_STEPS = 512
+KEPT_BIRTHS = 4096
 FOLD_INTERVAL_NS = 900_000_000
 WARM_UP_STEPS = 5  # lazy connections, autotuning, caches: their times say nothing about the hardware
 LONG_PHASES = (
@@ -79,6 +81,7 @@ class StepTable:
     """All steps of all ranks of a host."""
 
     def __init__(self) -> None:
+        self.births: list[Birth] = []  # what watched ranks saw first that was not finite
         self._ranks: dict[int, _RankSteps] = {}
         self._transfer: dict[int, float] = {}
         self._peers: dict[int, int] = {}
@@ -119,6 +122,11 @@ class StepTable:
             self._transfer[number] = self._transfer.get(number, 0.0) + float(transfer[step == number].sum())
         while len(self._transfer) > KEPT_STEPS:
             del self._transfer[min(self._transfer)]
+
+    def add_birth(self, birth: Birth) -> None:
+        """Take in an origin; the earliest are kept."""
+        if len(self.births) < KEPT_BIRTHS:
+            self.births.append(birth)
 
     def first_step(self) -> int:
         """The first step that the ranks were seen in, the latest of them; 0 before there is one."""
