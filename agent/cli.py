@@ -21,6 +21,7 @@ from rich.console import Console
 from ranksight.agent import bench, doctor, files
 from ranksight.agent.errors import ConfigError, RanksightError
 from ranksight.agent.launch import demo, run
+from ranksight.agent.launch.demo_faults import FAULTS
 from ranksight.agent.report import console as table
 from ranksight.hooks.ring import default_directory
 
@@ -34,9 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Host = Annotated[str, typer.Option(help="Address that metrics are served on.")]
-Port = Annotated[int, typer.Option(help="Port for metrics; the next free one is taken when it is in use, 0 takes any.")]
-
+Host = Annotated[str, typer.Option(help="Address that the live page and metrics are served on.")]
+Port = Annotated[int, typer.Option(help="Port for the live page and metrics; the next free one is taken when it is in use, 0 takes any.")]
 
 
 class ReportFormat(StrEnum):
@@ -216,12 +216,19 @@ def doctor_command(
 @app.command("demo")
 def demo_command(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 40,
+    fault: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[:rank=R,step=S,size=X]", help=f"Have something go wrong: {', '.join(FAULTS)}.", show_default="none"),
+    ] = None,
     run_dir: Annotated[Path | None, typer.Option("--dir", help="Where the report goes.", show_default="runs/demo-<time>")] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 9474,
 ) -> None:
-    """Train the reference model on 8 ranks (pipeline 2, data 2, tensor 2, expert 4) under watch."""
-    where = run_dir or Path("runs") / f"demo-{_time_name()}"
-    outcome = demo.run_demo(where, steps, _stderr())
-    table.render(outcome.report, _stderr(), str(where / "report.json"))
+    """Train the reference model on 8 ranks (pipeline 2, data 2, tensor 2, expert 4) under watch, in about two minutes."""
+    options = demo.DemoOptions(run_dir or Path("runs") / f"demo-{_time_name()}", steps, fault, host, port)
+    outcome = demo.run_demo(options, _stderr())
+    table.render(outcome.report, _stderr(), str(options.run_dir / "report.json"))
+    _stderr().print(demo.what_next(options.run_dir, steps), highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(outcome.exit_code)
 
 

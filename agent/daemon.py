@@ -91,6 +91,8 @@ class _Daemon:
         if self._options.run_dir:
             address = {"pid": os.getpid(), "host": self._options.host, "port": port, "run_id": self._options.run_id}
             files.write_json(self._options.run_dir / files.AGENT_FILE, address)
+        if self._options.parent is not None:  # someone has just started a job, and may want to look at it
+            self._options.say(f"ranksight: live page at http://{self._options.host}:{port}/")
         server = http.server(http.app(self._observer, self._report, self._run_info))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
