@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ranksight.agent import progress
 from ranksight.agent.errors import RanksightError
 
 CALLS = ("-m", "ranksight.trainer.overhead.calls", "--json")
@@ -25,10 +26,10 @@ STEPS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
 
 def overhead(python: str, rounds: int, console: Console) -> dict[str, Any]:
     """Measure; `rounds` scales how long it takes (about 3 s each). RanksightError when a workload fails."""
-    console.print("added CPU per collective, fake backend ...", highlight=False)
-    calls = _last_json(python, (*CALLS, "--rounds", str(2 * rounds)))
-    console.print("step time of a DDP job, two gloo ranks ...", highlight=False)
-    steps = _last_json(python, (*STEPS, "--rounds", str(rounds)))
+    with progress.working("added CPU per collective, fake backend", console):
+        calls = _last_json(python, (*CALLS, "--rounds", str(2 * rounds)))
+    with progress.working("step time of a DDP job, two gloo ranks", console):
+        steps = _last_json(python, (*STEPS, "--rounds", str(rounds)))
     return {"calls": calls, "steps": steps}
 
 

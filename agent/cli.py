@@ -20,6 +20,7 @@ from rich.console import Console
 
 from ranksight.agent import bench, doctor, files
 from ranksight.agent.errors import ConfigError, RanksightError
+from ranksight.agent.examples import epilog, root_epilog
 from ranksight.agent.launch import demo, run
 from ranksight.agent.launch.demo_faults import FAULTS
 from ranksight.agent.report import console as table
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="ranksight",
     help="Says which rank, which call, which line slows down or stops a distributed PyTorch job, and what it costs.",
+    epilog=root_epilog(),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -56,7 +58,7 @@ Enforce = Annotated[bool, typer.Option("--enforce", help="Do what the stop condi
 Restarts = Annotated[int, typer.Option(min=0, hidden=True)]
 
 
-@app.command("run", context_settings={"ignore_unknown_options": True})
+@app.command("run", epilog=epilog("run"), context_settings={"ignore_unknown_options": True})
 def run_command(
     launcher: Annotated[list[str], typer.Argument(metavar="-- LAUNCHER...", help="The command as you would run it.")],
     run_dir: Annotated[
@@ -69,10 +71,7 @@ def run_command(
     enforce: Enforce = False,
     restarts: Restarts = 0,
 ) -> None:
-    """Run a training job under watch; exits with the job's own exit code, or with 75 or 76 when ranksight stopped it.
-
-    Example: ranksight run --dir runs/today -- torchrun --nproc-per-node 8 train.py
-    """
+    """Run a training job under watch; exits with the job's own exit code, or with 75 or 76 when ranksight stopped it."""
     where = run_dir or Path("runs") / _time_name()
     _check_config(config)
     _check_conditions(stop_conditions, enforce)
@@ -82,7 +81,7 @@ def run_command(
     raise typer.Exit(outcome.exit_code)
 
 
-@app.command("resume", context_settings={"ignore_unknown_options": True})
+@app.command("resume", epilog=epilog("resume"), context_settings={"ignore_unknown_options": True})
 def resume_command(
     run_dir: Annotated[Path, typer.Argument(help="Directory of a run with a recovery.json.")],
     launcher: Annotated[
@@ -113,7 +112,7 @@ def resume_command(
     raise typer.Exit(outcome.exit_code if repeated is None else FINAL)
 
 
-@app.command("agent")
+@app.command("agent", epilog=epilog("agent"))
 def agent_command(
     ring_dir: Annotated[
         Path | None, typer.Option(help="Folder of the rings of one run.", show_default="the rings of this user's run")
@@ -143,7 +142,7 @@ def agent_command(
     )
 
 
-@app.command("report")
+@app.command("report", epilog=epilog("report"))
 def report_command(
     run_dir: Annotated[Path, typer.Argument(help="Directory of a run.")],
     form: Annotated[
@@ -151,12 +150,9 @@ def report_command(
     ] = ReportFormat.TABLE,
     json_output: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Show the report of a run. `--format html` writes report.html into the directory and prints its path.
-
-    Example: ranksight report runs/today --format md
-    """
+    """Show the report of a run. `--format html` writes report.html into the directory and prints its path."""
     path = run_dir / "report.json"
-    found = files.read_json(path)
+    found = files.read_report(run_dir)
     if json_output or form is ReportFormat.JSON:
         sys.stdout.write(path.read_text())
     elif form is ReportFormat.MD:
@@ -171,38 +167,39 @@ def report_command(
         table.render(found, Console(), str(path))
 
 
-@app.command("trace")
+@app.command("trace", epilog=epilog("trace"))
 def trace_command(
     run_dir: Annotated[Path, typer.Argument(help="Directory of a run; it may still run.")],
     step: Annotated[int, typer.Option(min=0, help="Training step.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write.", show_default="trace-step-N.json in the directory")
     ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Say as JSON which file was written.")] = False,
 ) -> None:
     """Write one step of all ranks as a timeline, to be opened in Perfetto or chrome://tracing."""
     from ranksight.agent.traces.command import write_trace
 
     path = write_trace(run_dir, step, out)
-    sys.stdout.write(f"{path}: open it in https://ui.perfetto.dev\n")
+    if json_output:
+        sys.stdout.write(files.to_json({"step": step, "path": str(path)}))
+    else:
+        sys.stdout.write(f"{path}: open it in https://ui.perfetto.dev\n")
 
 
-@app.command("compare")
+@app.command("compare", epilog=epilog("compare"))
 def compare_command(
     first: Annotated[Path, typer.Argument(help="Directory of a run.")],
     second: Annotated[Path, typer.Argument(help="Directory of the run to hold against it.")],
     everything: Annotated[bool, typer.Option("--all", help="Show what did not change and what can't be told, too.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
-    """Say what changed between two runs, with 95 % intervals; and what two such runs can't tell.
-
-    Example: ranksight compare runs/before runs/after
-    """
+    """Say what changed between two runs, with 95 % intervals; and what two such runs can't tell."""
     from ranksight.agent.report import compare_command as comparison
 
     comparison.run(first, second, everything=everything, json_output=json_output, console=Console())
 
 
-@app.command("doctor")
+@app.command("doctor", epilog=epilog("doctor"))
 def doctor_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
     python: Annotated[str | None, typer.Option(help="Interpreter of the training jobs.", show_default="this one")] = None,
@@ -213,7 +210,7 @@ def doctor_command(
     raise typer.Exit(0 if doctor.usable(checks) else 1)
 
 
-@app.command("demo")
+@app.command("demo", epilog=epilog("demo"))
 def demo_command(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 40,
     fault: Annotated[
@@ -232,7 +229,7 @@ def demo_command(
     raise typer.Exit(outcome.exit_code)
 
 
-@app.command("explain")
+@app.command("explain", epilog=epilog("explain"))
 def explain_command(
     path: Annotated[Path, typer.Argument(help="Folder of PyTorch Flight Recorder dumps, or one of them.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
@@ -243,7 +240,7 @@ def explain_command(
     raise typer.Exit(flight_recorder.run(path, json_output))
 
 
-@app.command("whatif")
+@app.command("whatif", epilog=epilog("whatif"))
 def whatif_command(
     path: Annotated[Path, typer.Argument(help="Parquet trace with one row per operation.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
@@ -254,7 +251,7 @@ def whatif_command(
     whatif(path, json_output)
 
 
-@app.command("why")
+@app.command("why", epilog=epilog("why"))
 def why_command(
     run_dir: Annotated[Path, typer.Argument(metavar="D", help="Folder of a run.")],
     step: Annotated[int, typer.Option("--step", help="The step to ask about, counted from 0.")],
@@ -275,25 +272,27 @@ def policy_group() -> None:
     """Stop conditions: check a file, try it on recorded runs."""
 
 
-@policy_app.command("check")
+@policy_app.command("check", epilog=epilog("policy check"))
 def policy_check_command(
     path: Annotated[Path, typer.Argument(metavar="F", help="stop_conditions.toml.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print the conditions as JSON.")] = False,
 ) -> None:
     """Say what each condition of a file does, or what is wrong with the file."""
     from ranksight.agent.policy import command as policy
 
-    policy.check(path, Console())
+    policy.check(path, Console(), json_output=json_output)
 
 
-@policy_app.command("replay")
+@policy_app.command("replay", epilog=epilog("policy replay"))
 def policy_replay_command(
     path: Annotated[Path, typer.Argument(metavar="F", help="stop_conditions.toml.")],
     run_dirs: Annotated[list[Path], typer.Argument(metavar="D...", help="Directories of runs that are over.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print what would have happened as JSON.")] = False,
 ) -> None:
     """Say what a file of conditions would have stopped in recorded runs, when, and what that saves or costs."""
     from ranksight.agent.policy import command as policy
 
-    policy.replay_runs(path, run_dirs, Console())
+    policy.replay_runs(path, run_dirs, Console(), _stderr(), json_output=json_output)
 
 
 bench_app = typer.Typer(help="Measure what ranksight costs on this machine.", no_args_is_help=True)
@@ -305,7 +304,7 @@ def bench_group() -> None:
     """Measure what ranksight costs on this machine."""
 
 
-@bench_app.command("overhead")
+@bench_app.command("overhead", epilog=epilog("bench overhead"))
 def bench_overhead_command(
     rounds: Annotated[int, typer.Option(min=3, help="More rounds, narrower quartiles; about 3 s each.")] = 12,
     python: Annotated[str | None, typer.Option(help="Interpreter of the training jobs.", show_default="this one")] = None,
@@ -319,7 +318,7 @@ def bench_overhead_command(
         bench.render(result, Console())
 
 
-@app.command("version")
+@app.command("version", epilog=epilog("version"))
 def version_command() -> None:
     """Print the version."""
     sys.stdout.write(version("ranksight") + "\n")
@@ -336,7 +335,8 @@ def main() -> None:
 
 def _stderr() -> Console:
     # Findings and tables must not be held back or broken when stderr is a file.
-    return Console(stderr=True, width=None if sys.stderr.isatty() else 80, soft_wrap=False)
+    narrow = 80 if not sys.stderr.isatty() and "COLUMNS" not in os.environ else None
+    return Console(stderr=True, width=narrow, soft_wrap=False)
 
 
 def _check_config(path: Path | None) -> None:

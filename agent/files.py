@@ -52,3 +52,11 @@ def read_json(path: Path) -> Any:
         raise RunDirError(f"{path}: there is no such file") from error
     except (OSError, ValueError) as error:
         raise RunDirError(f"{path}: can't read it: {error}") from error
+
+
+def read_report(run_dir: Path) -> Any:
+    """report.json of a run; RunDirError says what kind of directory was expected."""
+    path = run_dir / "report.json"
+    if not path.exists():
+        raise RunDirError(f"{run_dir}: holds no report.json; expected the directory of a run, which `ranksight run --dir` names")
+    return read_json(path)

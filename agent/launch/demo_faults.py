@@ -56,9 +56,9 @@ class Put:
 
     def options(self, folder: str) -> tuple[str, ...]:
         """For the trainer's command line; checkpoints, where they are needed, go to `folder`."""
-        more = ("--folder", folder, "--every", "10") if self.checkpoints else ()
-        more += ("--data-parallel", "replicate") if self.replicas else ()
-        return ("--fault", self.asked, "--timeout", str(HUNG_SECONDS), *more)
+        checkpoints = ("--folder", folder, "--every", "10") if self.checkpoints else ()
+        replicas = ("--data-parallel", "replicate") if self.replicas else ()
+        return ("--fault", self.asked, "--timeout", str(HUNG_SECONDS), *checkpoints, *replicas)
 
 
 def put(text: str) -> Put:

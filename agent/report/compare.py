@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean, median, stdev
 from typing import Any
 
+from ranksight.agent.words import ranks_in_words
+
 Report = dict[str, Any]
 Tail = dict[str, float | None]
 
@@ -177,7 +179,7 @@ def _sign(low: float, high: float) -> str:
 def _findings(first: Report, second: Report) -> dict[str, list[str]]:
     """Kinds of faults with their ranks, by the runs that have them; remarks are left out."""
     found = [
-        {f"{item['kind']} of ranks {item['ranks']}" if item["ranks"] else item["kind"] for item in report["findings"]
+        {f"{item['kind']} of {ranks_in_words(item['ranks']).lower()}" if item["ranks"] else item["kind"] for item in report["findings"]
          if item["severity"] != "info"}
         for report in (first, second)
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from ranksight.agent.report.console import seconds
 
 def run(first: Path, second: Path, *, everything: bool, json_output: bool, console: Console) -> None:
     """Compare two runs; RanksightError when one has no report."""
-    found = compare(*(files.read_json(directory / "report.json") for directory in (first, second)))
+    found = compare(files.read_report(first), files.read_report(second))
     if json_output:
         sys.stdout.write(files.to_json(found))
     else:

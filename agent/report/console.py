@@ -5,6 +5,7 @@ report.json -> render(report, console)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -12,15 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 UNKNOWN = "-"
+FULL_WIDTH = 76  # that the table needs with all its columns
 
 
 def render(report: dict[str, Any], console: Console, report_path: str) -> None:
-    """Print a report in at most 80 columns and about 30 lines."""
+    """Print a report in at most 80 columns and about 30 lines; a narrower console gets fewer columns of the table."""
     verdict = report["verdict"]
     style = "green" if verdict["healthy"] else "bold red"
     rows = report["collectives"].get("by_op", [])
     if rows:
-        console.print(_collectives(rows))
+        console.print(_collectives(rows, console.width))
     speed = _speed(report)
     if speed:
         console.print(speed, highlight=False)
@@ -49,24 +51,17 @@ def _stop(stop: dict[str, Any]) -> str:
     return f"{done.get(stop['state'], 'stopping')}, {why}"
 
 
-def _collectives(rows: list[dict[str, Any]]) -> Table:
+def _collectives(rows: list[dict[str, Any]], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("axis", "op"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=22)
-    for name in ("count", "p50", "p99", "wait p99", "transfer", "bytes"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        duration = row["duration_seconds"]
-        table.add_row(
-            row["axis"],
-            row["op"],
-            f"{row['count']:,}",
-            seconds(duration["p50"]),
-            seconds(duration["p99"]),
-            seconds(row["wait_seconds"]["p99"]),
-            seconds(row["transfer_seconds"]["p50"]),
-            size(row["bytes"]),
-        )
+    left_out = {"count", "bytes"} if width < FULL_WIDTH else set()
+    cells = [{column: say(row) for column, say in _COLUMNS.items() if column not in left_out} for row in rows]
+    for name in cells[0]:
+        if name in {"axis", "op"}:
+            table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=22)
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    for row in cells:
+        table.add_row(*row.values())
     return table
 
 
@@ -105,3 +100,15 @@ def size(value: float | None) -> str:
             return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
         value /= 1024
     return f"{value:.3g} TiB"
+
+
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "axis": lambda row: str(row["axis"]),
+    "op": lambda row: str(row["op"]),
+    "count": lambda row: f"{row['count']:,}",
+    "p50": lambda row: seconds(row["duration_seconds"]["p50"]),
+    "p99": lambda row: seconds(row["duration_seconds"]["p99"]),
+    "wait p99": lambda row: seconds(row["wait_seconds"]["p99"]),
+    "transfer": lambda row: seconds(row["transfer_seconds"]["p50"]),
+    "bytes": lambda row: size(row["bytes"]),
+}

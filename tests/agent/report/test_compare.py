@@ -84,8 +84,8 @@ def test_what_is_new_and_what_is_gone_is_said() -> None:
     healthy = reports.full()
     healthy["findings"] = []
     found = compare(healthy, reports.full())
-    assert found["findings"] == {"gone": [], "new": ["straggler of ranks [1]"], "both": []}
-    assert "New: straggler of ranks [1]." in found["headline"]
+    assert found["findings"] == {"gone": [], "new": ["straggler of rank 1"], "both": []}
+    assert "New: straggler of rank 1." in found["headline"]
     assert "two runs do not say" in found["notes"][-1]
     smaller = compare(healthy, reports.full(ranks=2))
     assert smaller["notes"][0] == "the number of ranks differs: 4 and 2"
