@@ -49,6 +49,12 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), Spoiled(), nn.Linear(4, 1))
 
 
+def spoiled(net: nn.Sequential) -> Spoiled:
+    module = net[1]
+    assert isinstance(module, Spoiled)
+    return module
+
+
 def train(net: nn.Module, watch: Watch, steps: int = 1) -> list[Tensor]:
     """Some steps; the gradients of the last one."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -97,7 +103,7 @@ def test_the_innermost_module_that_made_it(ring: Ring, watch: Watch) -> None:
     watch.suspect(0)
     net = model()
     train(net, watch)
-    net[1].forward_by = float("inf")
+    spoiled(net).forward_by = float("inf")
     train(net, watch)
     assert found(ring) == [(1, Origin.AROSE, "1 (Spoiled)", 1)]
 
@@ -107,7 +113,7 @@ def test_a_weight_and_what_follows_from_it(ring: Ring, watch: Watch) -> None:
     net = model()
     train(net, watch)
     with torch.no_grad():
-        net[1].linear.weight[0, 0] = torch.nan
+        spoiled(net).linear.weight[0, 0] = torch.nan
     train(net, watch)
     assert found(ring) == [(1, Origin.WEIGHT, "1.linear (Linear)", 1)]
 
@@ -124,7 +130,7 @@ def test_the_backward_pass(ring: Ring, watch: Watch) -> None:
     watch.suspect(0)
     net = model()
     train(net, watch)
-    net[1].backward_by = float("inf")
+    spoiled(net).backward_by = float("inf")
     train(net, watch)
     assert found(ring) == [(1, Origin.GRADIENT, "1 (Spoiled)", 1)]
 
@@ -135,8 +141,10 @@ def test_a_gradient_spoiled_after_the_backward_pass(ring: Ring, watch: Watch) ->
     train(net, watch)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     net(torch.randn(3, 4)).sum().backward()
-    assert net[2].bias.grad is not None
-    net[2].bias.grad.fill_(torch.inf)
+    last = net[2]
+    assert isinstance(last, nn.Linear)
+    assert last.bias.grad is not None
+    last.bias.grad.fill_(torch.inf)
     optimizer.step()
     assert found(ring) == [(1, Origin.GRADIENT, "2.bias", 2)]
 
@@ -156,7 +164,7 @@ def test_an_exception_in_a_module_leaves_the_watch_in_order(ring: Ring, watch: W
     train(net, watch)
     with pytest.raises(RuntimeError, match="shapes"):
         net(torch.randn(3, 5))
-    net[1].forward_by = float("inf")
+    spoiled(net).forward_by = float("inf")
     train(net, watch)
     assert found(ring) == [(1, Origin.AROSE, "1 (Spoiled)", 1)]
     assert ring["hooks_errors"] == 0
