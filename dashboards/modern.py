@@ -53,6 +53,17 @@ def heatmap(unit: str) -> dict[str, Any]:
     return {"type": "heatmap", "options": options}
 
 
+def matrix(row: str, column: str) -> dict[str, Any]:
+    """The transformation of a table of series into one row per value of a label and one column per value of another."""
+    return {"id": "groupingToMatrix", "options": {"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}}
+
+
+def coloured_cells() -> dict[str, Any]:
+    """What makes a heatmap of a table: cells in the colour of their value, alike for every kind of colour vision."""
+    cells = {"cellOptions": {"type": "color-background", "mode": "basic"}, "align": "center"}
+    return {"fieldConfig": {"defaults": {"color": {"mode": "continuous-viridis"}, "custom": cells}}}
+
+
 def _without(part: dict[str, Any], kind: str) -> dict[str, Any]:
     return {name: value for name, value in part.items() if name not in _DROPPED[kind] and value is not None}
 

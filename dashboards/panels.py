@@ -8,8 +8,7 @@ Everything of a whole job comes from the recording rules, everything of one rank
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from grafanalib import core
 
@@ -41,7 +40,7 @@ TAIL = 'tail="$tail", window="$window"'
 class Panel:
     """One panel: what is asked, how to read it, the queries with the text of their legend, and where it is drawn."""
 
-    kind: str  # timeseries, stat, table, heatmap
+    kind: str  # timeseries, stat, state, table, matrix, heatmap
     title: str
     description: str
     queries: Sequence[tuple[str, str]]
@@ -49,7 +48,8 @@ class Panel:
     width: int
     height: int = 8
     log: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
+    states: Sequence[str] = ()  # of a panel of kind state: the word for each number
+    matrix: tuple[str, str] = ("", "")  # of a panel of kind matrix: the labels of its rows and columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +129,28 @@ def variable(name: str) -> core.Template:
 
 def draw(panel: Panel, where: core.GridPos) -> core.Panel:
     """A panel at its place."""
-    instant = panel.kind in {"table", "stat"}
+    instant = panel.kind in {"table", "stat", "state", "matrix"}
     targets = [
         core.Target(
             expr=expr, legendFormat=legend, refId=chr(ord("A") + number), instant=instant,
-            format={"table": "table", "heatmap": "heatmap"}.get(panel.kind, "time_series"),
+            format={"table": "table", "matrix": "table", "heatmap": "heatmap"}.get(panel.kind, "time_series"),
         )
         for number, (expr, legend) in enumerate(panel.queries)
     ]  # fmt: skip
     common = {"title": panel.title, "description": panel.description, "targets": targets, "gridPos": where}
-    if panel.kind == "stat":
+    if panel.kind in {"stat", "state"}:
+        words = [core.StatValueMappingItem(word, str(number)) for number, word in enumerate(panel.states)]
         # No data is shown as such: a missing number is not zero.
         return core.Stat(
             **common, format=panel.unit, reduceCalc="lastNotNull", noValue="not known", graphMode="none",
             textMode="value_and_name", thresholds=[{"color": "text", "value": None}],
+            mappings=[core.StatValueMappings(*words)] if words else [],
         )  # fmt: skip
+    if panel.kind == "matrix":
+        row, column = panel.matrix
+        return core.Table(
+            **common, unit=panel.unit, transformations=[modern.matrix(row, column)], extraJson=modern.coloured_cells()
+        )
     if panel.kind == "table":
         hidden = {"id": "organize", "options": {"excludeByName": {"Time": True, "__name__": True, "job": True}}}
         return core.Table(**common, unit=panel.unit, transformations=[hidden])

@@ -28,6 +28,7 @@ def rows() -> list[tuple[str, list[Panel]]]:
                 Panel("timeseries", "Errors of the hooks", "Swallowed and counted; training never sees them.", [(f"sum by (run, rank, part) ({exported('hook_errors_total', RANK, function='increase')})", "rank {{rank}} {{part}}")], "short", 8),
                 Panel("timeseries", "Operations folded away", "Counted under other, because the number of series is bounded.", [(f"sum by (run) ({exported('folded_operations_total', function='rate')})", "{{run}}")], "ops", 8),
                 Panel("timeseries", "Waiting to be joined", "Operations whose other members have not come yet.", [(f"sum by (run) ({exported('join_waiting_operations')})", "{{run}}")], "short", 8),
+                Panel("timeseries", "Spans by fate", "Spans of kept steps per second: sent to the collector, failed there, or dropped because the queue or the budget was full. Only with [traces].", [(f"sum by (run, fate) ({exported('trace_spans_total', function='rate')})", "{{fate}}")], "short", 8),
             ],
         ),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ranksight.dashboards import judgements
 from ranksight.dashboards.panels import RANK, Board, Panel, exported
 
 
@@ -20,6 +21,12 @@ def rows() -> list[tuple[str, list[Panel]]]:
             [
                 Panel("timeseries", "Spread of the gradient norm", "Largest minus smallest over the ranks, divided by the largest. After the reduction all ranks that hold the same parameters have the same norm; in tensor and pipeline parallel jobs the level is not zero, and a change of it is what to look at.", [(f"(max by (run) ({exported('gradient_norm')}) - min by (run) ({exported('gradient_norm')})) / (max by (run) ({exported('gradient_norm')}) > 0)", "{{run}}")], "percentunit", 12),
                 Panel("timeseries", "Spread of the loss", "Standard deviation over the ranks: data parallel ranks see different batches.", [(f"stddev by (run) ({exported('loss')})", "{{run}}")], "short", 12),
+            ],
+        ),
+        (
+            "What was found?",
+            [
+                judgements.findings(24, judgements.kinds(("numerics", "desync", "checkpoint"))),
             ],
         ),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ranksight.dashboards import judgements
 from ranksight.dashboards.panels import RANK, TAIL, Board, Panel, exported, record
 
 
@@ -15,6 +16,9 @@ def rows() -> list[tuple[str, list[Panel]]]:
                 Panel("stat", "Steps", "Training steps per second.", [(record("run:ranksight_steps:rate1m"), "{{run}}")], "ops", 6, 4),
                 Panel("stat", "Records lost", "Share of records that were overwritten before the agent read them. Everything else misses them.", [(record("run:ranksight_records_dropped:ratio_rate5m"), "{{run}}")], "percentunit", 6, 4),
                 Panel("stat", "Cost of watching", "Time of tap and hooks divided by the time of all steps, of the rank with the most.", [(record("run:ranksight_hook_overhead_ratio:max"), "{{run}}")], "percentunit", 6, 4),
+                judgements.findings(10),
+                judgements.alerts(8),
+                judgements.stop(6, 8),
             ],
         ),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ranksight.dashboards import judgements
 from ranksight.dashboards.panels import AXIS, RANK, Board, Panel, exported, record
 
 
@@ -13,6 +14,14 @@ def rows() -> list[tuple[str, list[Panel]]]:
             [
                 Panel("timeseries", "Blame", "What other ranks of the same host waited for this one, in seconds per second: the one line above the others is the straggler.", [(record("run_rank_axis:ranksight_blame_seconds:rate5m", AXIS, RANK), "{{axis}} rank {{rank}}")], "percentunit", 12, 9),
                 Panel("table", "Awaited ranks over all hosts", "In each process group the rank that arrives last, and what the member that waits most loses, in seconds per second.", [(f"sort_desc({record('run_group_rank:ranksight_group_awaited_seconds:rate1m', AXIS)})", "")], "percentunit", 12, 9),
+            ],
+        ),
+        (
+            "What was found, and what was done?",
+            [
+                judgements.findings(10, judgements.kinds(("slow", "hang", "process", "desync"))),
+                judgements.alerts(8),
+                judgements.stop(6, 8),
             ],
         ),
         (

@@ -24,3 +24,5 @@ def _level(record: str) -> set[str]:
 
 EXPORTED = {name: labels for spec in catalog.METRICS for name, labels in _exported(spec)}
 RECORDED = {rule.record: _level(rule.record) for group in recording_rules.GROUPS for rule in group.rules}
+# What Prometheus itself keeps of the alerts.
+EXPORTED["ALERTS"] = {"alertname", "alertstate", "severity", "action", "condition", "job", "instance"}
