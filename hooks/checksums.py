@@ -92,11 +92,17 @@ def slices_of(parameters: list[torch.Tensor]) -> list[Slice]:
 
 def checksum(parameters: list[torch.Tensor], part: Slice) -> torch.Tensor | None:
     """The low and the high 32 bits of the sum of a slice's bits, as two exact float64 on the slice's device."""
-    total: torch.Tensor | None = None
-    for number, (index, first, count) in enumerate(part):
-        flat = parameters[index].detach().reshape(-1)[first : first + count]
-        bits = flat.view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64) * (number + 1)
-        total = bits if total is None else total + bits.to(total.device)
-    if total is None:
+    if not part:
         return None
+    sums = []
+    for index, first, count in part:
+        bits = parameters[index].detach().view(_INTEGERS[parameters[index].element_size()])
+        if count < bits.numel():
+            bits = bits.view(-1)[first : first + count]
+        sums.append(bits.sum(dtype=torch.int64))
+    device = sums[0].device
+    if any(one.device != device for one in sums):
+        sums = [one.to(device) for one in sums]
+    # Weighted by place: values that change places between parameters change the sum.
+    total = (torch.stack(sums) * torch.arange(1, len(sums) + 1, device=device)).sum()
     return torch.stack((total & 0xFFFFFFFF, total >> 32)).to(torch.float64)

@@ -30,6 +30,15 @@ from ranksight.hooks.recorder import Recorder
 from ranksight.hooks.steps import Steps
 from ranksight.hooks.wire import Phase
 
+# Members by name of their own: in Python 3.11 each `Phase.DATA` is a call, and the hooks run between kernels, with cold caches.
+_BACKWARD = Phase.BACKWARD
+_DATA = Phase.DATA
+_EVALUATION = Phase.EVALUATION
+_FORWARD = Phase.FORWARD
+_OPTIMIZER = Phase.OPTIMIZER
+_OTHER = Phase.OTHER
+_STARTUP = Phase.STARTUP
+_KIND_DATA = wire.EventKind.DATA
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
@@ -110,12 +119,12 @@ class Flow:
         if id(optimizer) not in self._optimizers:
             self._made(optimizer, None)
         if self._steps.optimizer_begins(id(optimizer), now):
-            self._phases.set_flow(Phase.OPTIMIZER, now)
+            self._phases.set_flow(_OPTIMIZER, now)
 
     def _end_step(self, optimizer: Optimizer) -> None:
         now = self._recorder.clock_ns()
-        if self._phases.flow is Phase.OPTIMIZER and not self._steps.nested(id(optimizer)):
-            self._phases.set_flow(Phase.OTHER, now)
+        if self._phases.flow is _OPTIMIZER and not self._steps.nested(id(optimizer)):
+            self._phases.set_flow(_OTHER, now)
         self._steps.optimizer_ends(id(optimizer), now)
 
     def _zeroed(self) -> None:
@@ -145,7 +154,7 @@ class Flow:
         if self._steps.backward_begins(now):
             if self._phases.evaluating:
                 self._not_evaluating(now)
-            self._phases.set_flow(Phase.BACKWARD, now)
+            self._phases.set_flow(_BACKWARD, now)
             self._numerics.backward_on(args[0] if args else kwargs.get("tensors"))
         return True
 
@@ -153,7 +162,7 @@ class Flow:
         if token:
             now, raised = self._recorder.clock_ns(), result is RAISED
             if self._steps.backward_depth == 1:
-                self._phases.set_flow(Phase.OPTIMIZER if self._steps.in_optimizer else Phase.OTHER, now)
+                self._phases.set_flow(_OPTIMIZER if self._steps.in_optimizer else _OTHER, now)
                 if raised:
                     self._numerics.backward_raised()
             self._steps.backward_ends(now, raised=raised)
@@ -165,7 +174,7 @@ class Flow:
             return None
         now = self._recorder.clock_ns()
         if not torch.is_grad_enabled():
-            return self._phases.push(Phase.EVALUATION, now)
+            return self._phases.push(_EVALUATION, now)
         self._training_forward(now)
         self._inputs.given((*args[1:], *kwargs.values()))
         return None
@@ -177,7 +186,7 @@ class Flow:
     def _training_forward(self, now: int) -> None:
         if not self._phases.evaluating and not self._steps.backward_depth:
             self._steps.work(now)
-            self._phases.set_flow(Phase.FORWARD, now)
+            self._phases.set_flow(_FORWARD, now)
 
     def _patch_fsdp2(self, patches: Patches) -> Any:
         def begins(args: Args, _kwargs: Kwargs) -> None:
@@ -203,15 +212,15 @@ class Flow:
         now = self._recorder.clock_ns()
         self._steps.work(now)
         before = self._phases.flow
-        self._phases.set_flow(Phase.DATA, now)
+        self._phases.set_flow(_DATA, now)
         return now, before
 
     def _data_ends(self, token: tuple[int, Phase] | None, _args: Args, result: object) -> None:
         if token is None:
             return
         now = self._recorder.clock_ns()
-        self._recorder.event(wire.EventKind.DATA, token[0], now)
-        self._phases.set_flow(token[1] if result is RAISED else Phase.FORWARD, now)
+        self._recorder.event(_KIND_DATA, token[0], now)
+        self._phases.set_flow(token[1] if result is RAISED else _FORWARD, now)
 
     def _loader_begins(self, _args: Args, _kwargs: Kwargs) -> Phase | None:
         if self._phases.evaluating or not self._recorder.on_training_thread():
@@ -219,7 +228,7 @@ class Flow:
         now = self._recorder.clock_ns()
         self._steps.work(now)
         before = self._phases.flow
-        self._phases.set_flow(Phase.DATA, now)
+        self._phases.set_flow(_DATA, now)
         return before
 
     def _loader_ends(self, before: Phase | None, _args: Args, _result: object) -> None:
@@ -229,7 +238,7 @@ class Flow:
     # evaluation
 
     def _evaluation_begins(self, module: torch.nn.Module) -> None:
-        if self._phases.evaluating or self._phases.flow is Phase.STARTUP or module in self._frozen:
+        if self._phases.evaluating or self._phases.flow is _STARTUP or module in self._frozen:
             return
         if self._recorder.on_training_thread() and module.training:
             self._evaluated = weakref.ref(module)

@@ -14,16 +14,22 @@ from ranksight.hooks import wire
 from ranksight.hooks.recorder import Recorder
 from ranksight.hooks.wire import Phase
 
+# Members by name of their own: in Python 3.11 each `Phase.DATA` is a call, and the hooks run between kernels, with cold caches.
+_EVALUATION = Phase.EVALUATION
+_OTHER = Phase.OTHER
+_STARTUP = Phase.STARTUP
+_KIND_PHASE = wire.EventKind.PHASE
+
 
 class Phases:
     """The phases of the training thread; other threads must not call this."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.flow = Phase.STARTUP
+        self.flow = _STARTUP
         self.evaluating = False
         self._overlays: list[Phase] = []
-        self._in_force = Phase.STARTUP
+        self._in_force = _STARTUP
         self._begin = recorder.ring["phase_begin_ns"]
 
     @property
@@ -53,10 +59,10 @@ class Phases:
         self._settle(now)
 
     def _settle(self, now: int) -> None:
-        phase = self._overlays[-1] if self._overlays else Phase.EVALUATION if self.evaluating else self.flow
+        phase = self._overlays[-1] if self._overlays else _EVALUATION if self.evaluating else self.flow
         if phase is self._in_force:
             return
-        if self._in_force is not Phase.OTHER and now > self._begin:
-            self._recorder.event(wire.EventKind.PHASE, self._begin, now, code=self._in_force)
+        if self._in_force is not _OTHER and now > self._begin:
+            self._recorder.event(_KIND_PHASE, self._begin, now, code=self._in_force)
         self._in_force, self._begin = phase, now
         self._recorder.ring.enter_phase(phase, now)

@@ -20,6 +20,14 @@ from ranksight.hooks.recorder import Recorder
 from ranksight.hooks.steps import Steps
 from ranksight.hooks.wire import Action
 
+# Members by name of their own: in Python 3.11 each `Phase.DATA` is a call, and the hooks run between kernels, with cold caches.
+_BACKWARD = Action.BACKWARD
+_FORWARD = Action.FORWARD
+_INPUT_GRAD = Action.INPUT_GRAD
+_SCHEDULE = Action.SCHEDULE
+_WEIGHT_GRAD = Action.WEIGHT_GRAD
+_KIND_PIPELINE = wire.EventKind.PIPELINE
+
 
 class _Running(NamedTuple):
     """An action in progress, and the microbatch that the ring named before it."""
@@ -48,9 +56,9 @@ class Pipeline:
         stage = module._PipelineStageBase
         patches.wrap(stage, "__init__", after=self._made)
         for name, before in (
-            ("forward_one_chunk", self._begins("fwd_chunk_id", lambda args, kwargs: Action.FORWARD)),
+            ("forward_one_chunk", self._begins("fwd_chunk_id", lambda args, kwargs: _FORWARD)),
             ("backward_one_chunk", self._begins("bwd_chunk_id", _backward_action)),
-            ("backward_weight_one_chunk", self._begins("bwd_chunk_id", lambda args, kwargs: Action.WEIGHT_GRAD)),
+            ("backward_weight_one_chunk", self._begins("bwd_chunk_id", lambda args, kwargs: _WEIGHT_GRAD)),
         ):
             patches.wrap(stage, name, before=before, after=self._ended)
 
@@ -74,7 +82,7 @@ class Pipeline:
     def _ended(self, running: _Running, _args: tuple[Any, ...], _result: Any) -> None:
         self._recorder.ring["microbatch"] = running.outer_microbatch
         self._recorder.ring.events.write(
-            wire.EventKind.PIPELINE, running.begin_ns, self._recorder.clock_ns(), step=self._recorder.step,
+            _KIND_PIPELINE, running.begin_ns, self._recorder.clock_ns(), step=self._recorder.step,
             code=running.action, stage=running.stage, microbatch=running.microbatch,
         )  # fmt: skip
 
@@ -86,10 +94,10 @@ class Pipeline:
     def _schedule_ended(self, begin: int, _args: tuple[Any, ...], _result: Any) -> None:
         now = self._recorder.clock_ns()
         self._steps.schedule(now, begins=False)
-        self._recorder.event(wire.EventKind.PIPELINE, begin, now, code=Action.SCHEDULE)
+        self._recorder.event(_KIND_PIPELINE, begin, now, code=_SCHEDULE)
 
 
 def _backward_action(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action:
     """Action of backward_one_chunk(self, bwd_chunk_id, loss=None, full_backward=True, ...)."""
     full = kwargs.get("full_backward", args[3] if len(args) > 3 else True)
-    return Action.BACKWARD if full else Action.INPUT_GRAD
+    return _BACKWARD if full else _INPUT_GRAD

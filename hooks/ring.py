@@ -128,6 +128,7 @@ class Events:
         self._buffer, self._offset, self._slots = buffer, offset, slots
         self._head = self._count = 0
         self._lock = threading.Lock()
+        self._thread = threading.local()  # .id: what get_native_id said; asking is a system call
 
     def write(
         self,
@@ -153,8 +154,12 @@ class Events:
         if len(values) > 8:
             inline, rest = values[:8], values[8 : 8 + wire.EVENT_EXTRA_VALUES * 1024]
             extra = -(-len(rest) // wire.EVENT_EXTRA_VALUES)
-        buffer = self._buffer
-        if not self._lock.acquire(timeout=_LOCK_S):
+        try:
+            thread = self._thread.id
+        except AttributeError:
+            thread = self._thread.id = threading.get_native_id()
+        buffer, lock = self._buffer, self._lock
+        if not (lock.acquire(False) or lock.acquire(timeout=_LOCK_S)):
             return 0
         try:
             index = self._head
@@ -165,7 +170,7 @@ class Events:
             _U64.pack_into(buffer, at, 0)
             _EVENT_BODY.pack_into(
                 buffer, at + 8, begin_ns, end_ns, step, kind, code, name, microbatch, stage, layer,
-                threading.get_native_id(), len(inline) + len(rest), extra, flags, *inline, *_NO_VALUES[8 - len(inline)],
+                thread, len(inline) + len(rest), extra, flags, *inline, *_NO_VALUES[8 - len(inline)],
             )  # fmt: skip
             for number in range(extra):
                 chunk = rest[number * wire.EVENT_EXTRA_VALUES : (number + 1) * wire.EVENT_EXTRA_VALUES]
@@ -175,7 +180,7 @@ class Events:
                 _U64.pack_into(buffer, slot, index + 2 + number)
             _U64.pack_into(buffer, at, index + 1)
         finally:
-            self._lock.release()
+            lock.release()
         return index + 1
 
     def close(self, ticket: int, end_ns: int) -> bool:
@@ -240,7 +245,8 @@ def create(directory: Path, sizes: Sizes = Sizes(), generation: int = 0) -> Ring
     fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, sizes.total)
-        buffer = mmap.mmap(fd, sizes.total)
+        # Populated: a first touch of each page would be a fault on the thread that trains.
+        buffer = mmap.mmap(fd, sizes.total, mmap.MAP_SHARED | mmap.MAP_POPULATE)
     except OSError:
         draft.unlink(missing_ok=True)
         raise

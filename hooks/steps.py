@@ -26,6 +26,11 @@ from ranksight.hooks.phases import Phases
 from ranksight.hooks.recorder import Recorder
 from ranksight.hooks.wire import Phase
 
+# Members by name of their own: in Python 3.11 each `Phase.DATA` is a call, and the hooks run between kernels, with cold caches.
+_OTHER = Phase.OTHER
+_STARTUP = Phase.STARTUP
+_KIND_STEP = wire.EventKind.STEP
+
 
 class Steps:
     """The state machine. `flush(step)` is called when an optimizer or a step ends, `at_end` after each step."""
@@ -168,8 +173,8 @@ class Steps:
         """Training begins: what came before was start-up."""
         self._started = True
         self._enter(max(self._recorder.step, 0), now)
-        if self._phases.flow is Phase.STARTUP:
-            self._phases.set_flow(Phase.OTHER, now)
+        if self._phases.flow is _STARTUP:
+            self._phases.set_flow(_OTHER, now)
 
     def _enter(self, step: int, now: int) -> None:
         self._recorder.step, self._begin, self._backwards = step, now, 0
@@ -183,7 +188,7 @@ class Steps:
             write()
         cpu = self._cpu_seconds() - self._cpu_begin
         values = (cpu,) if tokens is None else (cpu, float(tokens))
-        self._recorder.event(wire.EventKind.STEP, self._begin, now, step=step, values=values)
+        self._recorder.event(_KIND_STEP, self._begin, now, step=step, values=values)
         self.finished += 1
         self._enter(step + 1, now)
         for callback in self.at_end:
