@@ -3,6 +3,7 @@
     archive = open_archive(run_dir)
     archive.collectives(step=12)  -> pyarrow.Table of schema.COLLECTIVES
     archive.events(step=12)       -> pyarrow.Table of schema.EVENTS
+    archive.clocks().corrected(table)  its times on one clock, when several hosts wrote it
 
 Only files and row groups that can hold the step are read. A file that is no longer whole is an error that names it.
 """
@@ -17,9 +18,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from ranksight.agent.archive.clocks import COLUMNS, Clocks, measured
 from ranksight.agent.archive.part import FOLDER
 from ranksight.agent.archive.schema import SCHEMAS, VERSION
 from ranksight.agent.archive.store import NAME
+from ranksight.agent.collectives.clock import SYNCHRONISING_OPS
 from ranksight.agent.errors import RunDirError
 
 
@@ -38,6 +41,13 @@ class Archive:
     def events(self, step: int | None = None) -> pa.Table:
         """Events of one step or of the whole run, of all ranks."""
         return self._table("events", step)
+
+    def clocks(self) -> Clocks:
+        """The clocks of the hosts against each other, measured over the whole run."""
+        one = len(self.wall_offset_ns) < 2
+        wanted = ds.field("op").isin(sorted(SYNCHRONISING_OPS))
+        table = SCHEMAS["collectives"].empty_table() if one else self._dataset("collectives").to_table(list(COLUMNS), wanted)
+        return measured(table, self.wall_offset_ns)
 
     def steps(self) -> tuple[int, int] | None:
         """First and last step of which there is a finished span; None when there is none."""

@@ -22,7 +22,10 @@ def write_trace(run_dir: Path, step: int, out: Path | None = None) -> Path:
 
 def step_view(run_dir: Path, archive: Archive, step: int) -> StepView:
     """What the archive holds of a step, on the clock of the calendar; RunDirError when that is nothing."""
-    found = view(step, archive.collectives(step), archive.events(step), archive.wall_offset_ns)
+    clocks = archive.clocks()
+    calendar = dict.fromkeys(archive.wall_offset_ns, archive.wall_offset_ns[clocks.reference])
+    collectives, events = clocks.corrected(archive.collectives(step)), clocks.corrected(archive.events(step))
+    found = view(step, collectives, events, calendar, clocks.least_skew_ns)
     if not found.ranks:
         held = archive.steps()
         there = f"it holds steps {held[0]} to {held[1]}" if held else "it holds no finished step"

@@ -7,13 +7,13 @@
                                  causes       send -> receive, last to arrive -> each rank that waited for it
 
 Times are nanoseconds on the clock of each host, or since 1970 where `offsets` says how far the hosts' clocks are from
-there. Who came last is said of operations only whose members are all here and on one clock. When a step was done more
-than once, the last generation counts.
+there. Who came last is said of operations only whose members are all here, and between hosts only beyond what their
+clocks leave in doubt. When a step was done more than once, the last generation counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,13 +105,26 @@ class StepView:
         return max(item.end_ns or item.begin_ns for item in self.records)
 
 
-def view(step: int, collectives: pa.Table, events: pa.Table, offsets: Mapping[str, int] | None = None) -> StepView:
-    """The view of a step from tables that may hold other steps too; empty when they hold nothing of it."""
+def _own_clocks(one: str, other: str) -> float | None:
+    return 0.0 if one == other else None
+
+
+def view(
+    step: int,
+    collectives: pa.Table,
+    events: pa.Table,
+    offsets: Mapping[str, int] | None = None,
+    least_skew_ns: Callable[[str, str], float | None] = _own_clocks,
+) -> StepView:
+    """The view of a step from tables that may hold other steps too; empty when they hold nothing of it.
+
+    `least_skew_ns` says of two hosts which skew between them is evidence, None for none.
+    """
     operations = tuple(sorted(_operations(_chosen(collectives, step), offsets or {}), key=lambda item: item.begin_ns))
     said = sorted(_spans(_chosen(events, step), offsets or {}), key=lambda item: item.begin_ns)
     spans = tuple(item for item in said if item.end_ns is not None)
     moments = tuple(item for item in said if item.end_ns is None)
-    return StepView(step, operations, spans, moments, tuple(_causes(operations)))
+    return StepView(step, operations, spans, moments, tuple(_causes(operations, least_skew_ns)))
 
 
 def _chosen(table: pa.Table, step: int) -> list[dict[str, Any]]:
@@ -147,7 +160,9 @@ def _spans(rows: list[dict[str, Any]], offsets: Mapping[str, int]) -> Iterator[S
         )  # fmt: skip
 
 
-def _causes(operations: tuple[Operation, ...]) -> Iterator[Cause]:
+def _causes(
+    operations: tuple[Operation, ...], least_skew_ns: Callable[[str, str], float | None]
+) -> Iterator[Cause]:
     instances: dict[tuple[Any, ...], list[int]] = {}
     for number, operation in enumerate(operations):
         instances.setdefault(operation.instance, []).append(number)
@@ -158,11 +173,13 @@ def _causes(operations: tuple[Operation, ...]) -> Iterator[Cause]:
             receives = [number for number in numbers if operations[number].op != "send"]
             if len(sends) == 1 and len(receives) == 1:
                 yield Cause("p2p", sends[0], receives[0])
-        elif len(numbers) == len(first.members) and len({operations[number].host for number in numbers}) == 1:
+        elif len(numbers) == len(first.members):
             last = max(numbers, key=lambda number: operations[number].begin_ns)
             arrival = operations[last].begin_ns
             for number in numbers:
                 waiter = operations[number]
+                doubt = least_skew_ns(waiter.host, operations[last].host)
                 # The root of a broadcast may be gone before the last one comes: it did not wait.
-                if waiter.begin_ns < arrival and (waiter.end_ns is None or waiter.end_ns > arrival):
+                there = waiter.end_ns is None or waiter.end_ns > arrival
+                if doubt is not None and arrival - waiter.begin_ns > doubt and there:
                     yield Cause("last", last, number)

@@ -2,8 +2,8 @@
 
     Window, findings of the report -> answer -> dict (printed as JSON) -> text
 
-Only one host's ranks share a clock. With the records of several hosts there is no way back through time: then only
-numbers and findings speak, and the answer says so.
+Only one host's ranks share a clock. Those of several hosts are corrected by the collectives that they share; where these
+are too few there is no way back through time: then only numbers and findings speak, and the answer says so.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _CORRUPTS = frozenset({"nonfinite", "jump"})
 def answer(window: Window, findings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What is known; null where it is not."""
     found = symptom(window)
-    one_clock = window.hosts == 1
+    one_clock = window.one_clock
     legs = way_back(window) if one_clock else []
     began = origin(window, found, legs)
-    notes = [] if one_clock else [f"records of {window.hosts} hosts have {window.hosts} clocks: no way back through time"]
+    notes = _about_clocks(window)
     if began is None and found.kind != "none":
         notes.append("nothing on the way back took longer than it usually does, or too little is known to say")
     return {
@@ -40,8 +40,19 @@ def answer(window: Window, findings: Iterable[Mapping[str, Any]]) -> dict[str, A
         "findings": [
             {"kind": finding["kind"], "message": finding["message"]} for finding in findings if _about(finding, window.step)
         ],
+        "clocks": window.clocks.to_json() if window.clocks and len(window.clocks.hosts) > 1 else None,
         "notes": notes,
     }
+
+
+def _about_clocks(window: Window) -> list[str]:
+    count = len(set(window.hosts.values()))
+    if not window.one_clock:
+        return [f"records of {count} hosts have {count} clocks, and share too few collectives to compare them: no way back in time"]
+    if count < 2 or window.clocks is None:
+        return []
+    doubts = [clock.uncertainty_ns or 0.0 for clock in window.clocks.hosts.values()]
+    return [f"the clocks of {count} hosts were compared to within {max(doubts) / 1e6:.2f} ms; of twice that and less nothing is said"]
 
 
 def text(told: Mapping[str, Any]) -> str:

@@ -77,7 +77,7 @@ def critical_path(window: Window, rank: int, end_ns: int, begin_ns: int, into: C
         if stood_to <= begin_ns:
             break
         last = last_arriver(call, members)
-        came_later = last.rank != rank and last.enqueue_ns > stood_from
+        came_later = last.rank != rank and last.enqueue_ns - stood_from > window.least_skew_ns(rank, last.rank)
         moved_to = min(last.enqueue_ns if came_later else stood_from, stood_to)
         if moved_to < stood_to:
             legs.append(Leg(rank, moved_to, stood_to, call, None, None))

@@ -2,17 +2,19 @@
 
     archive.read.Archive, step -> window -> Window(calls by rank in order of time, spans, measured numbers, checkpoints)
 
-Times are CLOCK_MONOTONIC nanoseconds. None is "not known".
+Times are nanoseconds of one host's CLOCK_MONOTONIC; those of other hosts are corrected to it. None is "not known".
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ranksight.agent.archive.clocks import Clocks
     from ranksight.agent.archive.read import Archive
 
 STEPS_BEFORE = 20  # steps that say what is usual
@@ -82,7 +84,19 @@ class Window:
     calls: Mapping[int, tuple[Call, ...]]
     spans: tuple[Span, ...]
     numbers: tuple[Number, ...]
-    hosts: int = 1
+    hosts: Mapping[int, str] = field(default_factory=dict)  # by rank; none: one host
+    clocks: Clocks | None = None  # which the times of several hosts were corrected by
+
+    @property
+    def one_clock(self) -> bool:
+        """Whether times of different ranks can be compared."""
+        return self.clocks.measured if self.clocks else len(set(self.hosts.values())) < 2
+
+    def least_skew_ns(self, rank: int, other: int) -> float:
+        """What between two ranks is no evidence of who came first; infinite when their clocks were not measured."""
+        one, two = self.hosts.get(rank, ""), self.hosts.get(other, "")
+        least = self.clocks.least_skew_ns(one, two) if self.clocks else 0.0 if one == two else None
+        return math.inf if least is None else least
 
     def steps_of(self, rank: int) -> dict[int, Span]:
         """Finished step spans of a rank by step."""
@@ -101,10 +115,13 @@ def window(archive: Archive, step: int, before: int = STEPS_BEFORE, after: int =
     """The steps from `before` the one asked about to `after` it, and all checkpoints and numbers of the run."""
     numbered = range(max(step - before, -1), step + after + 1)
     calls: dict[int, list[Call]] = {}
+    clocks = archive.clocks()
+    hosts: dict[int, str] = {}
     for number in numbered:
-        for row in archive.collectives(number).to_pylist():
+        for row in clocks.corrected(archive.collectives(number)).to_pylist():
             calls.setdefault(row["rank"], []).append(_call(row))
-    events = archive.events()
+            hosts[row["rank"]] = row["host"]
+    events = clocks.corrected(archive.events())
     rows = events.filter(_either(events, {"loss", "grad_norm", "checkpoint"}, numbered)).to_pylist()
     spans = [_span(row) for row in rows if row["end_ns"] is not None and row["kind"] in {"step", "phase", "gc", "data", "checkpoint"}]
     numbers = [
@@ -117,7 +134,8 @@ def window(archive: Archive, step: int, before: int = STEPS_BEFORE, after: int =
         {rank: tuple(_with_unseen_waits(mine)) for rank, mine in sorted(calls.items())},
         tuple(sorted(spans, key=lambda span: span.begin_ns)),
         tuple(sorted(numbers, key=lambda number: (number.step, number.at_ns))),
-        len(archive.wall_offset_ns),
+        hosts,
+        clocks,
     )
 
 

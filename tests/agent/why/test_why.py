@@ -63,7 +63,8 @@ def job(
         end = joined + 12
         marks += [Span(rank, "step", None, step, int(begin * MS), int(end * MS)) for rank in range(4)]
         begin = end
-    return Window(asked, {rank: tuple(mine) for rank, mine in calls.items()}, (*marks, *spans), tuple(numbers), hosts)
+    of_rank = {rank: tuple(mine) for rank, mine in calls.items()}
+    return Window(asked, of_rank, (*marks, *spans), tuple(numbers), {rank: f"h{rank % hosts}" for rank in calls})
 
 
 def test_the_way_back_goes_through_those_who_came_last_and_has_no_gap() -> None:
