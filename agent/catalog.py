@@ -31,6 +31,8 @@ class Spec:
 
 MAX_COMBINATIONS = 64  # (axis, op, size class) with series of their own
 MAX_GROUPS = 64  # process groups with series of their own
+TOP_EXPERTS = 8  # experts of a layer with series of their own
+LAYER_LINES = TOP_EXPERTS + 1 + 6 + 1  # hottest experts and the rest, measures of balance, dead experts
 HISTOGRAM_LINES = 25  # 22 buckets, +Inf, sum and count
 
 _C, _G, _H = Type.COUNTER, Type.GAUGE, Type.HISTOGRAM
@@ -218,6 +220,29 @@ METRICS: tuple[Spec, ...] = (
         "ranksight_run_info", _G, "", ("run",),
         "The run that is observed; always 1.", _AGENT,
     ),
+    # experts
+    Spec(
+        "ranksight_expert_tokens", _G, "", ("layer", "expert"),
+        'Tokens of an expert per step over the last 100 steps; the hottest of each layer, `expert="other"` is the sum of the rest.',
+        _EVENT,
+    ),
+    Spec(
+        "ranksight_expert_balance", _G, "", ("layer", "measure"),
+        "How even the load of a layer is over the last 100 steps: `max_over_mean`, `cv`, `entropy`, `gini`, `max_violation` "
+        "(mean over steps), `dropped` (fraction of tokens).", _EVENT,
+    ),
+    Spec(
+        "ranksight_dead_experts", _G, "", ("layer",),
+        "Experts of a layer without a token in the last 50 steps.", _EVENT,
+    ),
+    Spec(
+        "ranksight_folded_experts", _G, "", (),
+        'Experts counted under expert "other" because the number of series is bounded.', _AGENT,
+    ),
+    Spec(
+        "ranksight_folded_layers", _G, "", (),
+        "Layers whose experts are left out because the number of series is bounded.", _AGENT,
+    ),
     # completeness
     Spec(
         "ranksight_records_written_total", _C, "", ("rank", "ring"),
@@ -309,14 +334,16 @@ A series that is missing means "not known"; it is never exported as zero.
 _BOUND = """
 ## Number of series
 
-With R ranks on the host (at most 64, more share `rank="other"`), C combinations of (axis, op, size class) and G process
-groups, C <= {combinations} and G <= {groups} (what goes beyond is counted under `other` and in
-`ranksight_folded_operations_total` and `ranksight_folded_groups`), an agent exports at most
+With R ranks on the host (at most 64, more share `rank="other"`), C combinations of (axis, op, size class), G process
+groups and L layers with experts, C <= {combinations}, G <= {groups}, L <= 64 (what goes beyond is counted under `other`
+and in `ranksight_folded_operations_total`, `ranksight_folded_groups`, `ranksight_folded_experts` and
+`ranksight_folded_layers`), an agent exports at most
 
     R * (C + 1) * (6 + 2 * 10 + 2 * {histogram})   per-rank counters, tails of two windows, two histograms
     + (C + 1) * (4 + 2 * 10 + 6)           shared counters, tails, bandwidth
     + R * (C + 1)                          blame
     + (2 * R + 1) * (G + 1)                process groups
+    + {layer} * L                               experts: the {top} hottest of each layer and the rest
     + R * 70 + 20                          steps, ranks, completeness, cost
 
 lines. Histograms have no `size` label and blame has neither `op` nor `size`, so C counts fewer combinations there. A
@@ -324,7 +351,7 @@ job of pp 2, dp 2, tp 2, ep 4 on 8 ranks has about 25 combinations and 9,000 lin
 """
 
 
-def most_lines(ranks: int, combinations: int = MAX_COMBINATIONS, groups: int = MAX_GROUPS) -> int:
+def most_lines(ranks: int, combinations: int = MAX_COMBINATIONS, groups: int = MAX_GROUPS, layers: int = 0) -> int:
     """The bound that docs/metrics.md states, for a host with so many ranks."""
     rows = combinations + 1
     return (
@@ -332,6 +359,7 @@ def most_lines(ranks: int, combinations: int = MAX_COMBINATIONS, groups: int = M
         + rows * (4 + 2 * 10 + 6)
         + ranks * rows
         + (2 * ranks + 1) * (groups + 1)
+        + LAYER_LINES * layers
         + ranks * 70
         + 20
     )
@@ -339,7 +367,9 @@ def most_lines(ranks: int, combinations: int = MAX_COMBINATIONS, groups: int = M
 
 def markdown() -> str:
     """The text of docs/metrics.md."""
-    bound = _BOUND.format(combinations=MAX_COMBINATIONS, groups=MAX_GROUPS, histogram=HISTOGRAM_LINES)
+    bound = _BOUND.format(
+        combinations=MAX_COMBINATIONS, groups=MAX_GROUPS, histogram=HISTOGRAM_LINES, layer=LAYER_LINES, top=TOP_EXPERTS
+    )
     rows = (
         f"| `{spec.name}` | {spec.type} | {', '.join(f'`{label}`' for label in spec.labels) or '-'} | {spec.help} | {spec.source} |\n"
         for spec in METRICS

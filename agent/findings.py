@@ -57,7 +57,7 @@ MEANINGS: dict[str, str] = {
     "incomplete_data": "ranksight did not see everything: records dropped, ranks silent, a tap missing.",
 }
 # In the vocabulary, and not looked for by this version: their absence from a report says nothing.
-NOT_DETECTED = frozenset({"dead_expert"})
+NOT_DETECTED: frozenset[str] = frozenset()
 CAUSES = ("compute", "input", "gc", "cpu_contention", "io", "memory", "unknown")
 
 

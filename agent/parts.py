@@ -80,6 +80,7 @@ Maker = Callable[[Surroundings], Part]
 def makers() -> tuple[Maker, ...]:
     """The parts of every agent, in the order in which they work."""
     return (
+        _experts,
         _links,
         _archive,
         _history,
@@ -89,6 +90,12 @@ def makers() -> tuple[Maker, ...]:
         _policy,
         _recovery,
     )
+
+
+def _experts(surroundings: Surroundings) -> Part:
+    from ranksight.agent.experts.part import Experts
+
+    return Experts()
 
 
 def _links(surroundings: Surroundings) -> Part:

@@ -99,12 +99,14 @@ def record_step(
     _guarded(attachment.current, body)
 
 
-def record_experts(layer: int, tokens: Any) -> None:
+def record_experts(layer: int, tokens: Any, *, dropped: Any = None) -> None:
     """Say how many tokens each expert of a model layer got in this step, over all ranks that share the experts.
 
-    `tokens` is a sequence of numbers or a tensor; a device is not waited for.
+    `tokens` is a sequence of numbers or a tensor; `dropped` is how many routed tokens no expert took, where a capacity
+    limits them. Padding is no token, and a token whose activation is computed again is no second one. Of ranks that say
+    the same layer only the lowest is listened to. A device is not waited for.
     """
-    _guarded(attachment.current, lambda attached: attached.numerics.experts(layer, tokens))
+    _guarded(attachment.current, lambda attached: attached.numerics.experts(layer, tokens, dropped))
 
 
 def record_batch(*, samples: int, tokens: int, cursor: int | None = None, fingerprint: int | None = None) -> None:

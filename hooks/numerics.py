@@ -161,9 +161,11 @@ class Numerics:
         self._told.add(kind)
         self._later(kind, step, value, -1)
 
-    def experts(self, layer: int, tokens: Any) -> None:
-        """Write the tokens per expert of a layer."""
+    def experts(self, layer: int, tokens: Any, dropped: Any = None) -> None:
+        """Write the tokens per expert of a layer, and those that it dropped."""
         self._later(wire.EventKind.EXPERTS, self._recorder.step, tokens, layer)
+        if dropped is not None:
+            self._later(wire.EventKind.DROPPED, self._recorder.step, dropped, layer)
 
     def checksum(self, step: int, optimizer: int, part: int, halves: torch.Tensor) -> None:
         """Write the checksum of a slice of an optimizer's parameters; code: the optimizer, layer: the slice."""

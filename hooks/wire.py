@@ -294,6 +294,7 @@ class EventKind(IntEnum):
     FACT = 15  # name: "key=value", what run.json should say of the run
     INPUT = 16  # [elements of the tensors given to the wrapped model in this step]; said when it changes
     ORIGIN = 17  # code: Origin; name: module or parameter, layer, microbatch, stage: the first number that is not finite
+    DROPPED = 18  # layer [routed tokens that no expert got]; after the layer's EXPERTS
 
 
 class Origin(IntEnum):

@@ -87,6 +87,7 @@ VALUES = {
     "loss": "loss",
     "grad_norm": "gradient norm",
     "experts": "tokens per expert over the group that routed them",
+    "dropped": "routed tokens of the layer that no expert got",
     "gc": "objects collected",
     "checkpoint": "step, bytes",
     "batch": "samples, tokens, cursor, fingerprint",

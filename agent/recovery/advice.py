@@ -22,6 +22,7 @@ CHANGES: dict[str, str] = {
     "stage_imbalance": "Move layers from the slow pipeline stage to others.",
     "workload_imbalance": "Balance the work of a batch between ranks, by tokens rather than by samples.",
     "expert_imbalance": "Raise the weight of the balancing loss or the rate of the bias.",
+    "dead_expert": "Raise the weight of the balancing loss or the rate of the bias, or start the expert anew from a busy one.",
     "router_collapse": "Go back and raise the weight of the balancing loss; lower the learning rate of the router.",
     "nonfinite": "Skip the batch of that step; if it comes back, halve the learning rate or clip gradients harder.",
     "loss_spike": "Skip the batch of that step, or go on with half the learning rate for a while.",

@@ -30,7 +30,7 @@ EXPLAINS = {
     "slow_network": {"regression"},
     "nonfinite": {"loss_spike", "grad_spike", "divergence"},
     "divergence": {"loss_spike", "grad_spike"},
-    "router_collapse": {"expert_imbalance", "straggler", "workload_imbalance"},
+    "router_collapse": {"expert_imbalance", "dead_expert", "straggler", "workload_imbalance"},
     "expert_imbalance": {"straggler", "workload_imbalance"},
     "stage_imbalance": {"straggler", "workload_imbalance"},
     "straggler": {"workload_imbalance"},
@@ -80,7 +80,14 @@ def _doubted(finding: Finding, host: HostWatch) -> Finding:
 
 
 def _explained(finding: Finding, found: tuple[Finding, ...]) -> bool:
+    # A collapse is seen in the tokens of a layer and in the rows of a rank; the layer says more.
+    if finding.kind == "router_collapse" and finding.layer is None and any(_is_collapse_of_layer(f) for f in found):
+        return True
     return any(finding.kind in EXPLAINS.get(other.kind, ()) for other in found)
+
+
+def _is_collapse_of_layer(finding: Finding) -> bool:
+    return finding.kind == "router_collapse" and finding.layer is not None
 
 
 class StepDiagnosis:

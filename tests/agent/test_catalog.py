@@ -18,6 +18,6 @@ def test_names_follow_the_conventions() -> None:
 def test_no_label_is_unbounded() -> None:
     allowed = {
         "rank", "axis", "op", "size", "window", "tail", "group", "ranks", "members", "ring", "part", "thread",
-        "local_rank", "world_size", "generation", "tap", "run", "fate", "kind", "severity", "direction",
+        "local_rank", "world_size", "generation", "tap", "run", "fate", "kind", "severity", "direction", "layer", "expert", "measure",
     }  # fmt: skip
     assert {label for spec in catalog.METRICS for label in spec.labels} <= allowed

@@ -263,7 +263,7 @@ def test_the_trainer_says_more(attached: Attached) -> None:
         optimizer.zero_grad()
         model(data).square().mean().backward()
         optimizer.step()
-        hooks.record_experts(2, torch.tensor([3, 1]))
+        hooks.record_experts(2, torch.tensor([3, 1]), dropped=torch.tensor(5))
         hooks.record_experts(3, [float(n) for n in range(30)])
         hooks.record_step(loss=float(index), grad_norm=torch.tensor(2.0), tokens=48)
     said = attached.said()
@@ -272,6 +272,7 @@ def test_the_trainer_says_more(attached: Attached) -> None:
     assert said.values("LOSS")[-2:] == [(1, 1.0), (2, 2.0)]
     assert said.values("GRAD_NORM") == [(0, 2.0), (1, 2.0), (2, 2.0)]
     assert [(e.layer, e.values) for e in said.of("EXPERTS")][:2] == [(2, (3.0, 1.0)), (3, tuple(map(float, range(30))))]
+    assert [(e.layer, e.values) for e in said.of("DROPPED")] == [(2, (5.0,))] * 3
     assert said.of("BATCH")[2].values == (6.0, 24.0, 12.0, 99.0)
     assert len(said.of("DATA")) == 3
 

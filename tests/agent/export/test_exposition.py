@@ -35,6 +35,7 @@ def busy(host: Host) -> Host:
             (wire.EventKind.MEMORY, (1e9, 0.0, 0.0)),
         ):
             writer.ring.events.write(kind, BEGIN, BEGIN, step=8, values=values)
+        writer.ring.events.write(wire.EventKind.EXPERTS, BEGIN, BEGIN, step=8, layer=1, values=(6.0, 2.0))
         for name, value in {
             "step": 8, "step_begin_ns": BEGIN + 80 * MS, "tap_cost_ns": 5000, "native_heartbeat_ns": BEGIN,
             "python_heartbeat_ns": BEGIN,

@@ -1,0 +1,1 @@
+"""Experts: how evenly tokens are dealt out over experts and ranks, and what unevenness costs."""
