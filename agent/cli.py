@@ -306,11 +306,11 @@ def bench_group() -> None:
 
 @bench_app.command("overhead", epilog=epilog("bench overhead"))
 def bench_overhead_command(
-    rounds: Annotated[int, typer.Option(min=3, help="More rounds, narrower quartiles; about 3 s each.")] = 12,
+    rounds: Annotated[int, typer.Option(min=3, help="More rounds, narrower quartiles; about 20 s each.")] = 12,
     python: Annotated[str | None, typer.Option(help="Interpreter of the training jobs.", show_default="this one")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Cost per collective and per step: bare, native tap, Python tap, torch.profiler, a span per call."""
+    """Cost per collective and per step: bare, native tap, Python tap, torch.profiler, a span per call, Flight Recorder."""
     result = bench.overhead(python or sys.executable, rounds, _stderr())
     if json_output:
         sys.stdout.write(files.to_json(result))

@@ -1,4 +1,4 @@
-"""Exit codes of two ranks that end awkwardly, side by side without and with a tap.
+"""Exit codes of two ranks that end awkwardly, side by side without and with a tap, and with all hooks.
 
     python tests/bench/exit_codes.py [--tries 30] [--cases in_flight dead_peer ...]
 
@@ -27,7 +27,7 @@ from tests.support.jobs import free_port
 
 SCRIPT = Path(__file__).parents[1] / "hooks" / "exits.py"
 CASES = ("in_flight", "in_flight_destroyed", "destroyed", "dead_peer", "exception", "last_is_backward")
-MODES = ("none", "native", "python")
+MODES = ("none", "native", "python", "hooks")
 TRY_SECONDS = 60.0
 
 

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """One rank that ends in an awkward way, with and without a tap. Run by test_tap_exits.py and tests/bench/exit_codes.py.
 
-python exits.py none|native|python FOLDER in_flight|in_flight_destroyed|destroyed|dead_peer|exception|last_is_backward
+python exits.py none|native|python|hooks FOLDER in_flight|in_flight_destroyed|destroyed|dead_peer|exception|last_is_backward
 """
 
 import os
@@ -16,13 +16,18 @@ warnings.simplefilter("ignore")
 import torch
 import torch.distributed as dist
 
+from ranksight import hooks
 from ranksight.hooks import ring as rings
 from ranksight.hooks import tap as taps
 
 torch.set_num_threads(1)
 mode, folder, case = sys.argv[1:4]
 rank = int(os.environ["RANK"])
-taps.install(rings.create(Path(folder) / f"{mode}-{os.getpid()}", rings.Sizes(1024, 64, 1 << 14, 4096)), mode)
+ring_dir = Path(folder) / f"{mode}-{os.getpid()}"
+if mode == "hooks":  # everything, as `ranksight run` puts it in
+    assert hooks.attach(ring_dir)
+else:
+    taps.install(rings.create(ring_dir, rings.Sizes(1024, 64, 1 << 14, 4096)), mode)
 dist.init_process_group("gloo")
 tensor = torch.ones(200_000)
 dist.all_reduce(tensor)

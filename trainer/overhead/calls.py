@@ -1,10 +1,13 @@
-"""Added thread CPU time per collective, by tap.
+"""Added CPU time per collective, by tap.
 
     python -m ranksight.trainer.overhead.calls [--rounds 40] [--json]
+    torchrun --nproc-per-node 2 -m ranksight.trainer.overhead.calls --backend gloo
 
-One process on torch's fake backend, which completes at once, so nothing but the call is timed. Every round runs all
-variants in turn, `bare` twice (the second one is the A/A control); a variant's cost is the median over rounds of its
-time less the mean of its round's two bare times. `removed` is a tap installed and taken out again.
+On torch's fake backend, which completes at once, nothing but the call is timed. On gloo the calling thread also waits for
+its peer, and how often it wakes up meanwhile is chance: the control says how much of that is left. Every round runs all
+variants in turn, `bare` twice (the second one is the A/A control); a variant's cost is the median over rounds of its time
+less the mean of its round's two bare times. `removed` is a tap installed and taken out again; `spans` and `profiler` are
+those of `others`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +30,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ranksight.hooks import ring as rings
 from ranksight.hooks import tap, wire
+from ranksight.trainer.overhead.others import others
 
 CALLS = 300
 
@@ -31,10 +38,14 @@ CALLS = 300
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--backend", choices=("fake", "gloo"), default="fake")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    if arguments.backend == "fake":
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    else:
+        dist.init_process_group("gloo")
     tensor = torch.ones(64)
 
     def calls() -> float:
@@ -64,6 +75,11 @@ def main() -> None:
             calls_to_warm()
             return calls()
 
+        def under(tool: Callable[[], AbstractContextManager[object]]) -> float:
+            with tool():
+                calls_to_warm()
+                return calls()
+
         variants: dict[str, Callable[[], float]] = {
             "bare": calls,
             "native": lambda: with_tap("native", wire.Detail.FULL),
@@ -72,12 +88,14 @@ def main() -> None:
             "bare again": calls,
             "removed": removed,
             "python": lambda: with_tap("python", wire.Detail.FULL),
+            **{name: partial(under, tool) for name, tool in others().items()},
         }
         rounds: list[dict[str, float]] = []
         gc.disable()
         for _ in range(arguments.rounds):
             calls_to_warm()
             rounds.append({name: variant() for name, variant in variants.items()})
+            gc.collect()
         own = ring["tap_cost_ns"] / max(1, ring["collectives_count"]) / 1000
     base = statistics.median(row["bare"] for row in rounds)
     result: dict[str, object] = {"bare_us": round(base, 2), "tap_own_estimate_us": round(own, 2), "added_us": {}}
@@ -97,10 +115,19 @@ def main() -> None:
             "q3": round(quartiles[2], 3),
         }
     result["added_us"] = added
-    if arguments.json:
+    if dist.get_rank() == 0:
+        _show(result, arguments.json)
+    dist.barrier()
+    dist.destroy_process_group()
+    time.sleep(0.2)  # gloo's threads let go of their last work before the interpreter goes
+
+
+def _show(result: dict[str, Any], as_json: bool) -> None:
+    added = result["added_us"]
+    if as_json:
         print(json.dumps(result))
     else:
-        print(f"bare {base:.2f} us a call; the tap's own estimate {own:.2f} us")
+        print(f"bare {result['bare_us']:.2f} us a call; the tap's own estimate {result['tap_own_estimate_us']:.2f} us")
         for name, row in added.items():
             print(f"{name:16s} {row['median']:+7.3f} us  [{row['q1']:+.3f}, {row['q3']:+.3f}]")
 
