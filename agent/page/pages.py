@@ -47,9 +47,8 @@ def title(report: Report) -> str:
     return f"{'healthy' if report['verdict']['healthy'] else 'NOT healthy'}: {report['run']['id']}"
 
 
-def live(report: Report, run: Report | None = None) -> str:
-    """The page at /, already filled: it is readable before its scripts have come."""
-    now = state(report, run)
+def live(now: dict[str, Any]) -> str:
+    """The page at /, already filled with a state: it is readable before its scripts have come."""
     return _page(now, live=True, plotly_path=plotly_path())
 
 

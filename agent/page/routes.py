@@ -37,6 +37,7 @@ class _Cached:
     report: Callable[[], Report]
     run: Callable[[], Report]
     clock: Callable[[], float]
+    state: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
     etag: str = ""
     made: float = field(default=-1e9)
@@ -44,7 +45,8 @@ class _Cached:
     def refresh(self) -> None:
         if self.clock() - self.made < FRESH_SECONDS:
             return
-        self.body = json.dumps(pages.state(self.report(), self.run()), allow_nan=False, separators=(",", ":")).encode()
+        self.state = pages.state(self.report(), self.run())
+        self.body = json.dumps(self.state, allow_nan=False, separators=(",", ":")).encode()
         self.etag = f'"{hashlib.sha256(self.body).hexdigest()[:20]}"'
         self.made = self.clock()
 
@@ -57,7 +59,8 @@ def routes(
     squeezed: dict[str, bytes] = {}
 
     async def page(request: Request) -> Response:
-        html = pages.live(report(), run()).encode()
+        cached.refresh()
+        html = pages.live(cached.state).encode()
         headers = {"Content-Security-Policy": pages.LIVE_POLICY, "Cache-Control": "no-store"}
         return _answer(request, html, "text/html", headers)
 

@@ -40,7 +40,7 @@ def numbers(html: str) -> list[float]:
 
 def test_the_verdict_comes_first_and_every_section_has_its_place() -> None:
     assert next(iter(sections(reports.full()))) == "verdict"
-    html = pages.live(reports.full())
+    html = pages.live(pages.state(reports.full()))
     assert re.findall(r'<section id="(\w+)"', html) == list(view.SECTIONS)
 
 
@@ -76,7 +76,7 @@ def test_what_was_not_measured_is_said_and_is_no_zero() -> None:
 
 
 def test_text_from_outside_stays_text() -> None:
-    for html in (pages.live(reports.full()), pages.whole(reports.full())):
+    for html in (pages.live(pages.state(reports.full())), pages.whole(reports.full())):
         assert "<script>alert(1)" not in html
         assert "&lt;script&gt;alert(1)" in html
         assert "no &lt;compiler&gt;" in html
