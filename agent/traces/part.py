@@ -39,6 +39,7 @@ HOLD_NS = 2_000_000_000  # the time that a detector has to find a step faulty
 LOOK_NS = 500_000_000
 STARTUP = -1  # the records before the first step are one "step" of their own
 _SPANS = [int(wire.EventKind[kind.upper()]) for kind in SPAN_KINDS]
+_OF_THE_START = [int(wire.Phase.STARTUP), int(wire.Phase.PARTITION)]
 _NO_EVENTS = np.empty(0, EVENT)
 
 Held = tuple["Source", Rows, Rows, Extras]
@@ -78,7 +79,8 @@ class Traces(Part):
         for step in range(max(self._decided, max(self._left_ns, default=STARTUP - 1)) + 1, left + 1):
             self._left_ns[step] = now_ns
         due = [step for step, since in self._left_ns.items() if now_ns - since >= HOLD_NS]
-        if due:
+        # What belongs to the start may be written while the first step is already the current one.
+        if due and max(due) > STARTUP:
             self._decide(observer, max(due), now_ns)
 
     def blocks(self, observer: Observer) -> Iterator[Block]:
@@ -178,10 +180,13 @@ def _count(collectives: list[tuple[Source, Rows]], events: list[tuple[Source, Ro
 
 
 def _events_of(events: Rows, step: int) -> Rows:
-    chosen = events["step"] == step
-    if step == STARTUP:
-        chosen &= events["kind"] == wire.EventKind.PHASE  # nobody wants each garbage collection of the imports
-    return pick(events, chosen)
+    if step != STARTUP:
+        return pick(events, events["step"] == step)
+    # Nobody wants each garbage collection of the imports.
+    phases = events["kind"] == wire.EventKind.PHASE
+    chosen = pick(events, phases & ((events["step"] == STARTUP) | np.isin(events["code"], _OF_THE_START))).copy()
+    chosen["step"] = STARTUP  # a trainer that says its first step has it as the current one from then on
+    return chosen
 
 
 def _otlp(settings: TracesSection) -> SpanExporter:

@@ -96,6 +96,20 @@ def test_ranks_say_what_went_in_and_came_out(watched: Watched) -> None:
         assert said["dl.batch.fingerprint"] > 0 and said["dl.batch.tokens"] > 0
 
 
+def test_the_start_says_how_the_job_is_partitioned(watched: Watched) -> None:
+    spans = watched.spans[trace_id(watched.report["run"]["id"], -1)]
+    assert {span.name for span in spans} >= {"startup", "rank 0", "rank 1", "partition"}
+    for span in spans:
+        if span.name == "partition":
+            assert list(attributes(span)["dl.partition.pp"]) == [0, 1]
+
+
+def test_checkpoints_are_spans_with_their_path(watched: Watched) -> None:
+    saved = [span for span in watched.spans[trace_id(watched.report["run"]["id"], EVERY)] if span.name == "checkpoint"]
+    assert saved, "a checkpoint was written in this step"
+    assert any("dl.checkpoint.path" in attributes(span) for span in saved)
+
+
 def test_the_timeline_of_the_step_has_all_of_it(watched: Watched, tmp_path: Path) -> None:
     events = json.loads(write_trace(watched.run_dir, EVERY, tmp_path / "step.json").read_text())["traceEvents"]
     slices = Counter(event["cat"] for event in events if event["ph"] == "X")
