@@ -212,7 +212,9 @@ def doctor_command(
 
 @app.command("demo", epilog=epilog("demo"))
 def demo_command(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 40,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps.", show_default="40, or 60 with a fault")
+    ] = None,
     fault: Annotated[
         str | None,
         typer.Option(metavar="NAME[:rank=R,step=S,size=X]", help=f"Have something go wrong: {', '.join(FAULTS)}.", show_default="none"),
@@ -222,10 +224,10 @@ def demo_command(
     port: Port = 9474,
 ) -> None:
     """Train the reference model on 8 ranks (pipeline 2, data 2, tensor 2, expert 4) under watch, in about two minutes."""
-    options = demo.DemoOptions(run_dir or Path("runs") / f"demo-{_time_name()}", steps, fault, host, port)
+    options = demo.DemoOptions(run_dir or Path("runs") / f"demo-{_time_name()}", steps or demo.steps_for(fault), fault, host, port)
     outcome = demo.run_demo(options, _stderr())
     table.render(outcome.report, _stderr(), str(options.run_dir / "report.json"))
-    _stderr().print(demo.what_next(options.run_dir, steps), highlight=False, markup=False, soft_wrap=True)
+    _stderr().print(demo.what_next(options.run_dir, options.steps), highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(outcome.exit_code)
 
 
