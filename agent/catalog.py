@@ -236,6 +236,22 @@ METRICS: tuple[Spec, ...] = (
         "Experts of a layer without a token in the last 50 steps.", _EVENT,
     ),
     Spec(
+        "ranksight_expert_rank_rows_total", _C, "", ("rank",),
+        "Rows that the experts of a rank got in forward passes, from the splits of all-to-alls.", _JOIN,
+    ),
+    Spec(
+        "ranksight_expert_rank_seconds_total", _C, "seconds", ("rank",),
+        "Time of a rank between the all-to-all that brings rows to its experts and the one that takes them home.", _JOIN,
+    ),
+    Spec(
+        "ranksight_expert_rank_imbalance_ratio", _G, "", ("rank",),
+        "Rows of a rank divided by the mean of its group, over the last 200 steps.", _JOIN,
+    ),
+    Spec(
+        "ranksight_expert_lost_seconds_total", _C, "seconds", (),
+        "Expert time of the slowest rank minus the mean, summed over all-to-alls, of the group that loses most in a step.", _JOIN,
+    ),
+    Spec(
         "ranksight_folded_experts", _G, "", (),
         'Experts counted under expert "other" because the number of series is bounded.', _AGENT,
     ),
@@ -344,7 +360,7 @@ and in `ranksight_folded_operations_total`, `ranksight_folded_groups`, `ranksigh
     + R * (C + 1)                          blame
     + (2 * R + 1) * (G + 1)                process groups
     + {layer} * L                               experts: the {top} hottest of each layer and the rest
-    + R * 70 + 20                          steps, ranks, completeness, cost
+    + R * 73 + 21                          steps, ranks, completeness, cost
 
 lines. Histograms have no `size` label and blame has neither `op` nor `size`, so C counts fewer combinations there. A
 job of pp 2, dp 2, tp 2, ep 4 on 8 ranks has about 25 combinations and 9,000 lines.
@@ -360,8 +376,8 @@ def most_lines(ranks: int, combinations: int = MAX_COMBINATIONS, groups: int = M
         + ranks * rows
         + (2 * ranks + 1) * (groups + 1)
         + LAYER_LINES * layers
-        + ranks * 70
-        + 20
+        + ranks * 73
+        + 21
     )
 
 

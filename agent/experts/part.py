@@ -16,6 +16,7 @@ import numpy as np
 from ranksight.agent.detectors import experts as detectors
 from ranksight.agent.experts import series
 from ranksight.agent.experts.layers import Layers, LayerView
+from ranksight.agent.experts.ranks import RankLoads, left_by_all
 from ranksight.agent.export.exposition import Block
 from ranksight.agent.findings import Finding
 from ranksight.agent.parts import Part
@@ -39,25 +40,29 @@ class Experts(Part):
 
     def __init__(self) -> None:
         self.layers = Layers()
+        self.loads = RankLoads()
         self._latched: dict[str, Finding] = {}
         self._judged_ns = 0
 
     def add(self, source: Source, batch: Batch) -> None:
         """See Part.add."""
+        self.loads.add(source, batch)
         if len(batch.events):
             said = np.flatnonzero(_SAID[batch.events["kind"]])
             if len(said):
                 self._add_said(source, batch, said)
 
     def roll(self, observer: Observer, now_ns: int) -> None:
-        """Judge, at most once a second."""
+        """Fold the steps that are over, and judge; at most once a second."""
         if now_ns - self._judged_ns < INTERVAL_NS:
             return
         self._judged_ns = now_ns
+        self.loads.fold(observer, left_by_all(observer))
         self._judge(observer, now_ns)
 
     def close(self, observer: Observer, now_ns: int) -> None:
         """See Part.close."""
+        self.loads.fold(observer, max((source.reader["step"] for source in observer.current()), default=-1))
         self._judge(observer, now_ns)
 
     def findings(self) -> Iterable[Finding]:
@@ -65,16 +70,27 @@ class Experts(Part):
         return self._latched.values()
 
     def sections(self, observer: Observer) -> dict[str, Any]:
-        """The load of the layers; nothing when no trainer says it."""
-        views = self.layers.views()
-        if not views:
+        """The load of layers that a trainer speaks of, and of ranks that exchange tokens; nothing without either."""
+        views, groups = self.layers.views(), self.loads.groups()
+        if not views and not groups:
             return {}
         layers = [series.layer_row(view) for view in views]
-        return {"experts": {"layers": layers, "folded": self.layers.folded_layers, "lost_seconds_per_step": None}}
+        lost = series.spread(self.loads.lost_per_step())
+        section = {
+            "layers": layers,
+            "folded": self.layers.folded_layers,
+            "lost_seconds_per_step": lost and lost["mean"],
+            "lost": lost,
+            "ranks": series.rank_rows(groups),
+            "groups": [series.group_row(view) for view in groups],
+            "unmatched": self.loads.unmatched,
+        }
+        return {"experts": section}
 
     def blocks(self, observer: Observer) -> Iterator[Block]:
         """See Part.blocks."""
         yield from series.layer_blocks(self.layers.views(), self.layers.folded_layers)
+        yield from series.rank_blocks(self.loads)
 
     def _add_said(self, source: Source, batch: Batch, at: np.ndarray) -> None:
         rank, generation = source.rank, source.reader["generation"]

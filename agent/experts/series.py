@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from ranksight.agent.catalog import BY_NAME, TOP_EXPERTS
-from ranksight.agent.experts.balance import Balance
+from ranksight.agent.experts.balance import Balance, Floats
 from ranksight.agent.experts.layers import LayerView
+from ranksight.agent.experts.ranks import GroupView, RankLoads
 from ranksight.agent.export.exposition import Block
 
 MEASURES = tuple(field.name for field in fields(Balance))
+MOST_RANKS = 64  # with series of their own
+MOST_PLACES = 64
 MOST_SHOWN = 256  # experts of a layer in the report
 
 
@@ -66,6 +69,64 @@ def layer_blocks(views: Sequence[LayerView], folded_layers: int) -> Iterator[Blo
     yield _block("ranksight_dead_experts", [((str(view.layer),), len(view.dead)) for view in views])
     yield _block("ranksight_folded_experts", [((), folded)])
     yield _block("ranksight_folded_layers", [((), folded_layers)])
+
+
+def spread(values: Floats) -> dict[str, float] | None:
+    """Mean and tails; None of nothing."""
+    if not len(values):
+        return None
+    p50, p95, p99 = np.quantile(values, (0.5, 0.95, 0.99)).tolist()
+    return {"mean": float(values.mean()), "p50": p50, "p95": p95, "p99": p99, "max": float(values.max())}
+
+
+def rank_rows(groups: Sequence[GroupView]) -> list[dict[str, Any]]:
+    """Each expert-parallel rank over its window, per step; `tokens` are rows that its experts got."""
+    found = {}
+    for view in groups:
+        rows, seconds = view.rows.mean(axis=0), view.seconds.mean(axis=0)
+        for at, rank in enumerate(view.ranks):
+            slow = view.slowness[at] if view.slowness else None
+            found[rank] = {
+                "rank": rank,
+                "tokens": float(rows[at]),
+                "imbalance": float(rows[at] / rows.mean()) if rows.any() else None,
+                "seconds": float(seconds[at]),
+                "seconds_per_token": float(seconds[at] / rows[at]) if rows[at] else None,
+                "slow_because": slow and slow.because,
+                "excess_seconds": slow and slow.excess,
+                "token_seconds": slow and slow.tokens,
+                "hardware_seconds": slow and slow.hardware,
+            }
+    return [found[rank] for rank in sorted(found)]
+
+
+def group_row(view: GroupView) -> dict[str, Any]:
+    """One group over its window; `places` are its layers with experts in the order of the calls."""
+    return {
+        "ranks": list(view.ranks),
+        "steps": len(view.steps),
+        "last_step": int(view.steps[-1]),
+        "lost": spread(view.lost),
+        "places": [
+            {"rows": rows.tolist(), "max_over_mean": float(rows.max() / rows.mean()) if rows.any() else None}
+            for rows in view.places[:MOST_PLACES]
+        ],
+    }
+
+
+def rank_blocks(loads: RankLoads) -> Iterator[Block]:
+    """Metrics of the ranks, of the first MOST_RANKS."""
+    ranks = sorted(loads.rows_total)[:MOST_RANKS]
+    if not ranks:
+        return
+    ratios = {row["rank"]: row["imbalance"] for row in rank_rows(loads.groups())}
+    yield _block("ranksight_expert_rank_rows_total", [((str(rank),), loads.rows_total[rank]) for rank in ranks])
+    yield _block("ranksight_expert_rank_seconds_total", [((str(rank),), loads.seconds_total[rank]) for rank in ranks])
+    yield _block(
+        "ranksight_expert_rank_imbalance_ratio",
+        [((str(rank),), ratios[rank]) for rank in ranks if ratios.get(rank) is not None],
+    )
+    yield _block("ranksight_expert_lost_seconds_total", [((), loads.lost_total)])
 
 
 def _block(name: str, pairs: Sequence[tuple[tuple[str, ...], float]]) -> Block:

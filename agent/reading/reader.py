@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class Batch:
     collectives: Rows
     events: Rows
     event_extras: dict[int, NDArray[Any]]
+    collective_extras: dict[int, NDArray[Any]] = field(default_factory=dict)  # splits beyond the values of the slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class RingReader:
         self.group_ranks: list[int] = []  # own rank within each
         self.groups_changed = False  # set here, taken back by whoever took note
         self.open_rows: Rows = np.empty(0, COLLECTIVE)
+        self._open_splits: dict[int, NDArray[Any]] = {}
         self._open_events: Rows = np.empty(0, EVENT)
         self._open_extras: dict[int, NDArray[Any]] = {}
         self._groups_for = (0, 0, 0)
@@ -135,7 +137,8 @@ class RingReader:
             if reader.lost_slots:
                 missing = written[name] - reader.captured - (0 if final else reader.unpublished)
                 self._dropped[name] = max(self._dropped[name], missing)
-        return Batch(self._settle_collectives(new, now_ns, final), *self._settle_events(events, final))
+        settled, splits = self._settle_collectives(new, now_ns, final)
+        return Batch(settled, *self._settle_events(events, final), splits)
 
     @property
     def backlog(self) -> float:
@@ -237,11 +240,11 @@ class RingReader:
             self.groups_changed = True
             self.group_ranks = [seen.group_rank for seen in self.tap_table.seen]
 
-    def _settle_collectives(self, new: Rows, now_ns: int, final: bool) -> Rows:
+    def _settle_collectives(self, new: Rows, now_ns: int, final: bool) -> tuple[Rows, dict[int, NDArray[Any]]]:
         old, alive = self.collectives.again(self.open_rows) if len(self.open_rows) else (self.open_rows, _NONE)
         rows = stack((old, new)) if len(old) else new
         if not len(rows):
-            return rows
+            return rows, {}
         complete, flags = rows["complete_ns"], rows["flags"]
         waited = (rows["wait_end_ns"] > 0) | ((flags & _ASYNC) == 0) & (rows["wait_begin_ns"] == 0)
         settled = (complete > 0) & (rows["return_ns"] > 0) & (waited | (complete < now_ns - WAIT_GRACE_NS) | final)
@@ -250,7 +253,9 @@ class RingReader:
         settled |= unwaited & (rows["return_ns"] < now_ns - WAIT_PATIENCE_NS)
         settled[: len(old)] |= ~alive  # nothing more will ever be known
         self.open_rows = pick(rows, ~settled)
-        return pick(rows, settled)
+        splits = self._open_splits | self.collectives.extras
+        self._open_splits = {t: splits[t] for t in self.open_rows["ticket"].tolist() if t in splits} if splits else {}
+        return pick(rows, settled), splits
 
     def _settle_events(self, new: Rows, final: bool) -> tuple[Rows, dict[int, NDArray[Any]]]:
         old, alive = self.events.again(self._open_events) if len(self._open_events) else (self._open_events, _NONE)

@@ -176,8 +176,12 @@ class StepTable:
         )
 
     def _add_uneven(self, rank: int, rows: Rows, groups: Sequence[Group]) -> None:
-        """Remember the rows that a rank sent and received in all-to-alls with splits."""
-        for row in rows[(rows["n_recv"] > 0) & (rows["n_extra"] == 0) & (rows["step"] >= 0)]:
+        """Remember the rows that a rank sent and received in all-to-alls with splits, outside of the backward pass.
+
+        Gradients, and activations that are computed again in it, are no more tokens.
+        """
+        forward = rows["phase"] != wire.Phase.BACKWARD
+        for row in rows[forward & (rows["n_recv"] > 0) & (rows["n_extra"] == 0) & (rows["step"] >= 0)]:
             first, middle = int(row["n_dims"]), int(row["n_dims"]) + int(row["n_send"])
             sent = int(row["values"][first:middle].sum())
             received = int(row["values"][middle : middle + int(row["n_recv"])].sum())
