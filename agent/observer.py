@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 LIVENESS_INTERVAL_NS = 1_000_000_000
 FULL_SHARE = 0.1  # of a ring; the rest is for what is written until the poll gets to it
 FAR_NS = 1 << 62  # later than any clock: what waits for its time is due
+_CHECKSUM, _ORIGIN = int(wire.EventKind.CHECKSUM), int(wire.EventKind.ORIGIN)
 _ASYNC, _UPPER_BOUND = int(wire.CollectiveFlag.ASYNC), int(wire.CollectiveFlag.UPPER_BOUND)
 
 
@@ -330,8 +331,9 @@ class Observer:
     def _add_checksums(self, source: Source, events: Rows) -> None:
         if source.rank < 0 or not len(events):
             return
-        ranks = len(self.current())
-        for at in np.flatnonzero(events["kind"] == wire.EventKind.CHECKSUM).tolist():
+        said = np.flatnonzero(events["kind"] == _CHECKSUM).tolist()
+        ranks = len(self.current()) if said else 0
+        for at in said:
             row = events[at]
             value = (float(row["values"][0]), float(row["values"][1]))
             where = int(row["code"]), int(row["layer"]), int(row["step"])
@@ -342,7 +344,7 @@ class Observer:
     def _add_births(self, source: Source, events: Rows) -> None:
         if source.rank < 0 or not len(events):
             return
-        for at in np.flatnonzero(events["kind"] == wire.EventKind.ORIGIN).tolist():
+        for at in np.flatnonzero(events["kind"] == _ORIGIN).tolist():
             seen = source.reader.event(events[at], {})
             self.step_table.add_birth(
                 Birth(

@@ -156,14 +156,18 @@ class Parts:
         self._parts: list[Part] = []
         for make in makers() if wanted is None else wanted:
             self._parts.extend(self._guard(make.__name__, partial(make, surroundings)))
+        # Those that take records at all: this is asked for each rank in each poll.
+        self._adding = [part for part in self._parts if type(part).add is not Part.add]
+        self._adding_joined = [part for part in self._parts if type(part).add_joined is not Part.add_joined]
 
     def add(self, source: Source, batch: Batch) -> None:
         """See Part.add."""
-        self._each(lambda part: part.add(source, batch))
+        if len(batch.events) or len(batch.collectives):
+            self._each(lambda part: part.add(source, batch), tuple(self._adding))
 
     def add_joined(self, joined: Joined, split: Split) -> None:
         """See Part.add_joined."""
-        self._each(lambda part: part.add_joined(joined, split))
+        self._each(lambda part: part.add_joined(joined, split), tuple(self._adding_joined))
 
     def roll(self, observer: Observer, now_ns: int) -> None:
         """See Part.roll."""
@@ -193,13 +197,15 @@ class Parts:
         """The part of a class, for those that build on it; None when it is not there or has failed."""
         return next((part for part in self._parts if isinstance(part, kind)), None)
 
-    def _each(self, do: Callable[[Part], Answer]) -> list[Answer]:
+    def _each(self, do: Callable[[Part], Answer], parts: tuple[Part, ...] | None = None) -> list[Answer]:
         answers: list[Answer] = []
-        for part in tuple(self._parts):
+        for part in tuple(self._parts) if parts is None else parts:
             answer = self._guard(type(part).__name__, partial(do, part))
             answers.extend(answer)
             if not answer:
-                self._parts.remove(part)
+                for working in (self._parts, self._adding, self._adding_joined):
+                    if part in working:
+                        working.remove(part)
         return answers
 
     def _guard(self, name: str, do: Callable[[], Answer]) -> tuple[Answer, ...]:

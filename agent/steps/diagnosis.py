@@ -22,6 +22,7 @@ from ranksight.agent.steps.window import StepWindow
 WINDOW_STEPS = 200
 HISTORY_STEPS = 400  # for trends
 INTERVAL_NS = 1_000_000_000
+TRENDS_NS = 5_000_000_000  # what takes a hundred steps to show is looked for less often
 
 # The fault on the left explains the one on the right: what it causes is not said a second time.
 EXPLAINS = {
@@ -44,12 +45,14 @@ ONCE = frozenset({"nonfinite"})  # of a job: what is said of it grows
 STEADY_SHARE, STEADY_STEPS = 0.85, 40  # a straggler is the last one in so many steps, over so many
 
 
-def detect(window: StepWindow, history: StepWindow, stages: Mapping[int, int]) -> tuple[Finding, ...]:
-    """What these steps show, without what another finding among them explains."""
+def detect(
+    window: StepWindow, history: StepWindow, stages: Mapping[int, int], trends: bool = True
+) -> tuple[Finding, ...]:
+    """What these steps show, without what another finding among them explains; `trends`: also over many steps."""
     found = (
         *numerics.nonfinite(history),
         *numerics.spikes(history),
-        *numerics.divergence(history),
+        *(numerics.divergence(history) if trends else ()),
         *imbalance.expert_imbalance(window),
         *imbalance.stage_imbalance(window, dict(stages)),
         *slow.stragglers(window),
@@ -57,7 +60,7 @@ def detect(window: StepWindow, history: StepWindow, stages: Mapping[int, int]) -
         *slow.workload_imbalance(window),
         *slow.slow_network(window),
         *regression(window),
-        *numerics.memory_growth(history),
+        *(numerics.memory_growth(history) if trends else ()),
     )
     return unexplained(found)
 
@@ -96,7 +99,7 @@ class StepDiagnosis:
     def __init__(self) -> None:
         self._latched: dict[tuple[str, tuple[int, ...], int | None], Finding] = {}
         self._last_step = -1
-        self._last_ns = 0
+        self._last_ns = self._trends_ns = 0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -125,8 +128,11 @@ class StepDiagnosis:
         window = table.window(WINDOW_STEPS)
         assert window is not None  # a longer one exists
         new = []
+        trends = final or now_ns - self._trends_ns >= TRENDS_NS
+        if trends:
+            self._trends_ns = now_ns
         crowded = cpu_oversubscribed(host.samples, host.cores, window.hosts[0], pools, last)
-        for finding in (*crowded, *(_doubted(found, host) for found in detect(window, history, stages))):
+        for finding in (*crowded, *(_doubted(found, host) for found in detect(window, history, stages, trends))):
             if finding.kind == "nonfinite":
                 finding = origins.named(finding, table.births, len(history.ranks))  # noqa: PLW2901 - the same, completed
             known_as = self._known_as(finding)

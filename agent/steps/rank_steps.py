@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ranksight.agent.collectives.series import HIGHEST_SECONDS, LOWEST_SECONDS, Histogram, Rows
 from ranksight.agent.collectives.tails import Tails
@@ -26,6 +28,13 @@ _WANTED[
         wire.EventKind.FACT,
     ]
 ] = True  # fmt: skip
+_IS_TEXT = np.zeros(1 << 16, bool)
+_IS_TEXT[[wire.EventKind.NOTE, wire.EventKind.EXCEPTION, wire.EventKind.FACT]] = True
+_LOSS, _GRAD_NORM, _MEMORY, _BATCH = (
+    int(wire.EventKind[name]) for name in ("LOSS", "GRAD_NORM", "MEMORY", "BATCH")
+)
+
+Ints = NDArray[Any]
 
 
 @dataclass(slots=True)
@@ -63,8 +72,9 @@ class Steps:
         wanted = np.flatnonzero(_WANTED[rows["kind"]])
         kinds = rows["kind"][wanted]
         self._add_steps(rank, state, pick(rows, wanted[kinds == wire.EventKind.STEP]))
-        for at in wanted[kinds != wire.EventKind.STEP].tolist():
-            self._add_event(state, int(rows["kind"][at]), rows[at], reader)
+        self._add_numbers(state, rows, wanted, kinds)
+        for at in wanted[_IS_TEXT[kinds]].tolist():
+            self._add_text(state, int(rows["kind"][at]), rows[at], reader)
 
     def count(self, now_ns: int) -> None:
         """Put the steps of this poll, of all ranks, into histogram and tails."""
@@ -92,20 +102,30 @@ class Steps:
         state.step_seconds += sum(seconds)
         state.last_step = max(steps) if state.last_step is None else max(*steps, state.last_step)
 
-    def _add_event(self, state: RankSteps, kind: int, row: np.void, reader: RingReader) -> None:
-        values = row["values"].tolist()
-        count = int(row["n_values"])
-        if kind == wire.EventKind.LOSS and count:
-            state.loss = values[0]
-        elif kind == wire.EventKind.GRAD_NORM and count:
-            state.grad_norm = values[0]
-        elif kind == wire.EventKind.BATCH and count >= 2:
-            state.samples = (state.samples or 0) + int(values[0])
-            state.tokens = (state.tokens or 0) + int(values[1])
-        elif kind == wire.EventKind.MEMORY and count:
-            state.rss_bytes = int(values[0])
-            state.device_bytes = int(values[1]) if count > 1 else None
-        elif kind == wire.EventKind.EXCEPTION:
+    def _add_numbers(self, state: RankSteps, rows: SlotRows, wanted: Ints, kinds: Ints) -> None:
+        """The latest of each number, and the sums of batches."""
+        said = rows["n_values"][wanted] > 0
+        for kind in (_LOSS, _GRAD_NORM, _MEMORY):
+            at = np.flatnonzero((kinds == kind) & said)
+            if not len(at):
+                continue
+            row = rows[wanted[at[-1]]]
+            value, second = row["values"][:2].tolist()
+            if kind == _LOSS:
+                state.loss = value
+            elif kind == _GRAD_NORM:
+                state.grad_norm = value
+            else:
+                state.rss_bytes = int(value)
+                state.device_bytes = int(second) if row["n_values"] > 1 else None
+        at = np.flatnonzero((kinds == _BATCH) & (rows["n_values"][wanted] >= 2))
+        if len(at):
+            samples, tokens = rows["values"][wanted[at], :2].sum(axis=0).tolist()
+            state.samples = (state.samples or 0) + int(samples)
+            state.tokens = (state.tokens or 0) + int(tokens)
+
+    def _add_text(self, state: RankSteps, kind: int, row: np.void, reader: RingReader) -> None:
+        if kind == wire.EventKind.EXCEPTION:
             state.exception = reader.hooks_table.string(int(row["name"])) or "exception of unknown type"
         elif kind == wire.EventKind.FACT:
             key, _, value = (reader.hooks_table.string(int(row["name"])) or "").partition("=")

@@ -39,6 +39,16 @@ COLUMNS = (
     "duration", "busy", "data", "gc", "checkpoint", "cpu", "loss", "grad_norm", "rss_bytes", "elements",
 )  # fmt: skip
 _COLUMN = {name: number for number, name in enumerate(COLUMNS)}
+_STEP, _PHASE, _CHECKPOINT, _MEMORY, _INPUT, _LOSS = (
+    int(wire.EventKind[name]) for name in ("STEP", "PHASE", "CHECKPOINT", "MEMORY", "INPUT", "LOSS")
+)
+_SECONDS = {int(wire.EventKind[name.upper()]): name for name in ("data", "gc", "checkpoint")}
+_WATCHED = tuple(_COLUMN[name] for name in _SECONDS.values())
+_WANTED = np.zeros(1 << 16, bool)
+_WANTED[[_STEP, _PHASE, _MEMORY, _INPUT, _LOSS, int(wire.EventKind.GRAD_NORM), *_SECONDS]] = True
+_IS_LONG = np.zeros(1 << 16, bool)
+_IS_LONG[list(LONG_PHASES)] = True
+_LONG_NS = round(1e9 * LONG_PHASE_SECONDS)
 _UNEVEN = np.zeros(1 << 16, bool)
 _UNEVEN[list(wire.UNEVEN_OPS)] = True
 
@@ -209,44 +219,45 @@ class StepTable:
     def _add_events(self, mine: _RankSteps, events: Rows) -> None:
         if not len(events):
             return
+        kinds = events["kind"]
+        wanted = _WANTED[kinds] & (events["step"] >= 0)
+        wanted &= (kinds != _PHASE) | (_IS_LONG[events["code"]] & (events["end_ns"] - events["begin_ns"] >= _LONG_NS))
+        if not wanted.all():  # most are phases and pipeline actions
+            events = pick(events, wanted)
         # Columns as lists: a field of a structured row costs more than all that is done with it here.
-        columns = (events[name].tolist() for name in ("step", "kind", "code", "n_values", "begin_ns", "end_ns"))
+        columns = (events[name].tolist() for name in ("step", "kind", "n_values", "begin_ns", "end_ns"))
         first = events["values"][:, 0].tolist()
-        for step, kind, code, n_values, begin_ns, end_ns, value in zip(*columns, first, strict=True):
-            if step < 0:
-                continue
-            seconds = max(0, end_ns - begin_ns) / 1e9
-            if kind == wire.EventKind.STEP:
-                mine.values[mine.row(step), _COLUMN["duration"]] = seconds
-                for watched in ("data", "gc", "checkpoint"):
-                    mine.add(step, watched, 0.0)  # these are watched in every step: no event is none, not unknown
+        for step, kind, n_values, begin_ns, end_ns, value in zip(*columns, first, strict=True):
+            at, seconds = mine.row(step), max(0, end_ns - begin_ns) / 1e9
+            if kind == _STEP:
+                values = mine.values[at]
+                values[_COLUMN["duration"]] = seconds
+                for watched in _WATCHED:
+                    if math.isnan(values[watched]):
+                        values[watched] = 0.0  # these are watched in every step: no event is none, not unknown
                 mine.ended_ns[step] = end_ns
                 mine.ended_ns.pop(step - KEPT_STEPS, None)
-                if math.isnan(mine.values[mine.row(step), _COLUMN["elements"]]):
-                    mine.values[mine.row(step), _COLUMN["elements"]] = mine.elements  # it is said when it changes
+                if math.isnan(values[_COLUMN["elements"]]):
+                    values[_COLUMN["elements"]] = mine.elements  # it is said when it changes
                 if n_values:
-                    mine.values[mine.row(step), _COLUMN["cpu"]] = value
-            elif kind == wire.EventKind.DATA:
-                mine.add(step, "data", seconds)
-            elif kind == wire.EventKind.GC:
-                mine.add(step, "gc", seconds)
-            elif kind == wire.EventKind.MEMORY and n_values:
-                mine.values[mine.row(step), _COLUMN["rss_bytes"]] = value
-            elif kind == wire.EventKind.INPUT and n_values:
+                    values[_COLUMN["cpu"]] = value
+            elif kind in _SECONDS:
+                mine.add(step, _SECONDS[kind], seconds)
+                if kind == _CHECKPOINT:
+                    mine.exempt[at] = True
+            elif kind == _PHASE:
+                mine.exempt[at] = True
+            elif not n_values:
+                continue
+            elif kind == _MEMORY:
+                mine.values[at, _COLUMN["rss_bytes"]] = value
+            elif kind == _INPUT:
                 mine.elements = value
-                mine.values[mine.row(step), _COLUMN["elements"]] = mine.elements
-            elif kind == wire.EventKind.CHECKPOINT:
-                mine.add(step, "checkpoint", seconds)
-                mine.exempt[mine.row(step)] = True
-            elif kind == wire.EventKind.PHASE:
-                if code in LONG_PHASES and seconds >= LONG_PHASE_SECONDS:
-                    mine.exempt[mine.row(step)] = True
-            elif kind in {wire.EventKind.LOSS, wire.EventKind.GRAD_NORM} and n_values:
-                at = mine.row(step)
-                if math.isfinite(value):
-                    mine.values[at, _COLUMN["loss" if kind == wire.EventKind.LOSS else "grad_norm"]] = value
-                else:
-                    (mine.nonfinite if kind == wire.EventKind.LOSS else mine.nonfinite_norm)[at] = True
+                mine.values[at, _COLUMN["elements"]] = value
+            elif math.isfinite(value):
+                mine.values[at, _COLUMN["loss" if kind == _LOSS else "grad_norm"]] = value
+            else:
+                (mine.nonfinite if kind == _LOSS else mine.nonfinite_norm)[at] = True
 
     def _fold(self, mine: _RankSteps, limit: int) -> None:
         """Turn the pending operations of steps up to `limit` into busy time."""

@@ -1,9 +1,10 @@
 """What the agent costs: CPU of polling and of a scrape, memory over a soak. Synthetic records, simulated clock.
 
-    python tests/bench/agent_cost.py [--steps 20000] [--json]
+    python tests/bench/agent_cost.py [--steps 20000] [--archive] [--json]
 
-8 ranks (pp 2, dp 2, tp 2), 10 steps a second, 60 operations a step and rank, polled four times a second. CPU time is
-that of the agent's thread in `Observer.poll` only; writing the records is not counted.
+8 ranks (pp 2, dp 2, tp 2), 10 steps a second, 60 operations and 24 events a step and rank (what the reference trainer
+writes with four microbatches), polled twice a second. CPU time is that of the agent's thread in `Observer.poll` only;
+writing the records is not counted. `--archive` has the archive written, too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ranksight.agent.observer import Observer
+from ranksight.agent.parts import Surroundings
 from ranksight.agent.reading.slots import COLLECTIVE, Rows
 from ranksight.hooks import wire
 from ranksight.hooks.ring import Sizes
@@ -71,6 +73,27 @@ def step_rows(groups: list[int], rank: int, step: int, jitter: np.ndarray) -> Ro
     return rows
 
 
+def write_events(writer: RingWriter, rank: int, step: int) -> None:
+    """One step of one rank: 24 events, and a memory sample twice a second."""
+    write, begin, kinds = writer.ring.events.write, BEGIN_NS + step * STEP_NS, wire.EventKind
+    part = STEP_NS // 16
+    for number, phase in enumerate((2, 3, 4, 3, 4, 3, 4, 5)):  # data, then forward and backward by turns, optimizer
+        write(kinds.PHASE, begin + number * part, begin + (number + 1) * part, step=step, code=phase)
+    for number in range(8):
+        at, action = begin + number * part, wire.Action.BACKWARD if number % 2 else wire.Action.FORWARD
+        write(kinds.PIPELINE, at, at + part, step=step, code=action, stage=rank // 4, microbatch=number // 2)
+    write(kinds.PIPELINE, begin, begin + 8 * part, step=step, code=wire.Action.SCHEDULE)
+    write(kinds.DATA, begin, begin + part, step=step)
+    write(kinds.BATCH, begin, begin, step=step, values=(8.0, 512.0, 8.0 * step, 7.0))
+    for layer in range(2):
+        write(kinds.EXPERTS, begin, begin, step=step, layer=layer, values=(64.0,) * 8)
+    for kind in (kinds.LOSS, kinds.GRAD_NORM):
+        write(kind, begin + STEP_NS - 1, begin + STEP_NS - 1, step=step, values=(2.0,))
+    if step % 5 == 0:
+        write(kinds.MEMORY, begin, begin, step=step, values=(1e9,))
+    write(kinds.STEP, begin, begin + STEP_NS, step=step, values=(0.05, 4096.0))
+
+
 def resident_bytes() -> int:
     """Anonymous resident memory of this process; the rings are shared memory and not counted."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -79,7 +102,7 @@ def resident_bytes() -> int:
     return 0
 
 
-def measure(steps: int, directory: Path) -> dict[str, float]:
+def measure(steps: int, directory: Path, archive: bool) -> dict[str, float]:
     """Run the synthetic job through an observer."""
     sizes = Sizes(collectives=16384, events=4096)
     writers = [RingWriter(directory / "run", rank, RANKS, sizes=sizes) for rank in range(RANKS)]
@@ -90,7 +113,9 @@ def measure(steps: int, directory: Path) -> dict[str, float]:
         folder.mkdir(parents=True)
         (folder / "stat").write_text(f"{folder.name} (python) S {'0 ' * 18}{writer.ring['start_ticks']} 0\n")
     clock = [BEGIN_NS]
-    observer = Observer(directory / "run", clock_ns=lambda: clock[0], proc=proc)
+    (directory / "archived").mkdir()
+    surroundings = Surroundings("run", directory / "archived" if archive else None)
+    observer = Observer(directory / "run", clock_ns=lambda: clock[0], proc=proc, surroundings=surroundings)
     random = np.random.default_rng(0)
     scrapes: dict[bool, list[float]] = {False: [], True: []}
     memory: list[int] = []
@@ -99,10 +124,8 @@ def measure(steps: int, directory: Path) -> dict[str, float]:
         for rank, writer in enumerate(writers):
             rows = step_rows(groups[rank], rank, step, jitter)
             writer.bulk(rows)
-            begin = BEGIN_NS + step * STEP_NS
             writer.ring["step"] = step + 1
-            writer.ring.events.write(wire.EventKind.STEP, begin, begin + STEP_NS, step=step)
-            writer.ring.events.write(wire.EventKind.LOSS, begin, begin, step=step, values=(2.0,))
+            write_events(writer, rank, step)
         clock[0] = BEGIN_NS + (step + 1) * STEP_NS
         if step * POLLS_PER_SECOND // STEPS_PER_SECOND != (step - 1) * POLLS_PER_SECOND // STEPS_PER_SECOND:
             observer.poll()
@@ -118,6 +141,7 @@ def measure(steps: int, directory: Path) -> dict[str, float]:
     simulated = steps / STEPS_PER_SECOND
     facts = observer.completeness()
     captured = sum(rank.collectives.captured for rank in facts.ranks)
+    assert not observer.parts.failed, observer.parts.failed
     return {
         "steps": steps,
         "records": captured,
@@ -138,10 +162,11 @@ def main() -> None:
     """Print the measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--archive", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        result = measure(arguments.steps, Path(folder))
+        result = measure(arguments.steps, Path(folder), arguments.archive)
     if arguments.json:
         print(json.dumps(result))
     else:
