@@ -195,6 +195,14 @@ METRICS: tuple[Spec, ...] = (
         "ranksight_rank_resident_memory_bytes", _G, "bytes", ("rank",),
         "Resident memory of the rank's process.", _EVENT,
     ),
+    Spec(
+        "ranksight_step_part_seconds_total", _C, "seconds", ("rank", "part"),
+        "Time of ended steps by what it was spent on: every second is in one part.", "agent: budget",
+    ),
+    Spec(
+        "ranksight_step_part_tail_seconds", _G, "seconds", ("rank", "part", "window", "tail"),
+        "Seconds a step spends on a part.", "agent: budget",
+    ),
     # ranks
     Spec(
         "ranksight_rank_up", _G, "", ("rank",),
@@ -360,7 +368,7 @@ and in `ranksight_folded_operations_total`, `ranksight_folded_groups`, `ranksigh
     + R * (C + 1)                          blame
     + (2 * R + 1) * (G + 1)                process groups
     + {layer} * L                               experts: the {top} hottest of each layer and the rest
-    + R * 73 + 21                          steps, ranks, completeness, cost
+    + R * 133 + 21                         steps, ranks, completeness, cost
 
 lines. Histograms have no `size` label and blame has neither `op` nor `size`, so C counts fewer combinations there. A
 job of pp 2, dp 2, tp 2, ep 4 on 8 ranks has about 25 combinations and 9,000 lines.
@@ -376,7 +384,7 @@ def most_lines(ranks: int, combinations: int = MAX_COMBINATIONS, groups: int = M
         + ranks * rows
         + (2 * ranks + 1) * (groups + 1)
         + LAYER_LINES * layers
-        + ranks * 73
+        + ranks * 133
         + 21
     )
 

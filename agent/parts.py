@@ -81,6 +81,7 @@ def makers() -> tuple[Maker, ...]:
     """The parts of every agent, in the order in which they work."""
     return (
         _experts,
+        _budget,
         _links,
         _archive,
         _history,
@@ -96,6 +97,12 @@ def _experts(surroundings: Surroundings) -> Part:
     from ranksight.agent.experts.part import Experts
 
     return Experts()
+
+
+def _budget(surroundings: Surroundings) -> Part:
+    from ranksight.agent.budget.part import Budget
+
+    return Budget()
 
 
 def _links(surroundings: Surroundings) -> Part:

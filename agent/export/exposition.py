@@ -183,11 +183,11 @@ def _collectives(observer: Observer) -> Iterator[Block]:
         ("bus_bytes_total", series.bus_bytes),
     ):
         yield Block(_spec(name(what)), shared, values[: len(shared)].tolist())
-    yield _tail_block(name("duration_tail_seconds"), ranked, series.duration_tails)
-    yield _tail_block(name("wait_tail_seconds"), ranked, series.wait_tails)
-    yield _tail_block(name("transfer_tail_seconds"), shared, series.transfer_tails)
-    yield _tail_block(name("skew_tail_seconds"), shared, series.skew_tails)
-    yield _tail_block(
+    yield tail_block(name("duration_tail_seconds"), ranked, series.duration_tails)
+    yield tail_block(name("wait_tail_seconds"), ranked, series.wait_tails)
+    yield tail_block(name("transfer_tail_seconds"), shared, series.transfer_tails)
+    yield tail_block(name("skew_tail_seconds"), shared, series.skew_tails)
+    yield tail_block(
         name("bus_bandwidth_tail_bytes_per_second"), shared, series.bandwidth_tails, _BANDWIDTH_QUANTILES, maximum=False
     )
     blamed = _labels(series.blamed.labels)
@@ -238,7 +238,7 @@ def _steps(observer: Observer) -> Iterator[Block]:
     steps = observer.steps
     labels = _labels(steps.rows.labels)
     yield Block(_spec("ranksight_step_duration_seconds"), labels, histogram=steps.histogram)
-    yield _tail_block("ranksight_step_duration_tail_seconds", labels, steps.tails)
+    yield tail_block("ranksight_step_duration_tail_seconds", labels, steps.tails)
     current = [(source.rank, source) for source in observer.current()]
     now = observer.now_ns()
     in_step = [(rank, source.reader) for rank, source in current if source.reader["step"] >= 0]
@@ -347,18 +347,20 @@ def _labels(labels: Iterable[tuple[object, ...]]) -> list[Labels]:
     return [tuple(map(str, row)) for row in labels]
 
 
-def _tail_block(
-    name: str, labels: list[Labels], tails: Tails, quantiles: tuple[float, ...] = QUANTILES, maximum: bool = True
-) -> Block:
+def tail_block(
+    name: str, labels: list[Labels], tails: Tails, quantiles: tuple[float, ...] = QUANTILES, maximum: bool = True,
+    windows: tuple[str, ...] = tuple(WINDOWS_NS),
+) -> Block:  # fmt: skip
+    """Quantiles, and the maximum, of the first rows of `tails`, over sliding windows."""
     names = [_TAILS[quantile] for quantile in quantiles] + (["max"] if maximum else [])
     columns: list[Floats] = []
-    for window in WINDOWS_NS:
+    for window in windows:
         found = tails.quantiles(window, quantiles)[: len(labels)]
         columns.append(found)
         if maximum:
             largest = tails.maximum(window)[: len(labels), None]
             columns.append(np.where(np.isnan(found[:, :1]), np.nan, largest))
-    suffixes = tuple((window, tail) for window in WINDOWS_NS for tail in names)
+    suffixes = tuple((window, tail) for window in windows for tail in names)
     return Block(_spec(name), labels, suffixes=suffixes, table=np.hstack(columns))
 
 

@@ -1,0 +1,1 @@
+"""Where every second of every rank's steps went."""
