@@ -14,10 +14,10 @@ def parted(steps: list[tuple[float, float]], spans: list[tuple[float, float, int
         return np.array([row[at] * S for row in rows], np.int64)
 
     claim = np.array([span[2] for span in spans], np.int64)
-    found = partition(
+    found: list[list[float]] = partition(
         column(steps, 0), column(steps, 1), column(spans, 0), column(spans, 1), claim, claims  # type: ignore[arg-type]
-    )
-    return found.tolist()
+    ).tolist()
+    return found
 
 
 def test_what_nobody_claims_is_last() -> None:

@@ -42,6 +42,7 @@ def busy(host: Host) -> Host:
         }.items():  # fmt: skip
             writer.ring[name] = value
     host.poll(1)
+    host.poll(3)  # the budget of a step is settled two seconds after its end
     return host
 
 
